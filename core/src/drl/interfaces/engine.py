@@ -1,0 +1,235 @@
+"""``Engine``: something that turns prompts into samples with trajectories, and takes new weights."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from drl.types import EMPTY, Context, RolloutRequest, Sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from drl.interfaces.family import Family
+    from drl.interfaces.steps import SdeBackend
+
+
+class Memory(enum.StrEnum):
+    """What an engine releases and resumes."""
+
+    WEIGHTS = "weights"
+    REST = "rest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCapabilities:
+    """What an engine can do. ``proof``: the strongest of "counts", "names", "checksum".
+
+    ``model_layout``: whose parameter names it takes. ``transactional``: a failed update leaves the
+    old version. ``echoes``: request fields that come back with a sample; the others are checked from
+    shapes and sigmas, or listed as unproven. ``path_seeds``: takes a second seed for step noise.
+    """
+
+    model_layout: str = "diffusers"
+    transports: frozenset[str] = frozenset()
+    payloads: frozenset[str] = frozenset()
+    can_mix_payloads: bool = True
+    proof: str = "counts"
+    transactional: bool = False
+    echoes: frozenset[str] = frozenset()
+    sde_types: frozenset[str] = frozenset()
+    partial_trajectory: bool = False
+    path_seeds: bool = False
+    debug_tensors: bool = False
+    batch_invariant: bool = False
+    sleeps: bool = False
+    aborts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What an engine gets at start: model, devices, and the code that it may not import itself.
+
+    ``family`` and ``sde_backends`` (by ``sde.type``) are instances for engines in this process;
+    engines in another process build their own from ``checkpoint`` and the recipe. ``lora_targets``
+    per component is set when adapters will be pushed.
+    """
+
+    checkpoint: str
+    family: Family
+    sde_backends: Mapping[str, SdeBackend]
+    components: tuple[str, ...] = ("transformer",)
+    device: str = "cpu"
+    dtype: str = "fp32"
+    lora_targets: Mapping[str, tuple[str, ...]] = EMPTY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a started engine is: address, ranks, GPU uuids, process ids."""
+
+    address: str
+    ranks: int = 1
+    gpu_uuids: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGroup:
+    """A broadcast group that trainer and engines share."""
+
+    name: str
+    address: str
+    world: int
+    first_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraFields:
+    """Rank and alpha of a pushed adapter, from the adapter itself."""
+
+    rank: int
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTensors:
+    """Carrier inside one process: the tensors themselves, in the order of the bucket's names."""
+
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightBucket:
+    """Some weights of one component. ``payload``: "dense" or "lora_merge"; dense never carries ``lora``.
+
+    ``checksum``: hex digest of ``drl.mathematics.checksum.tensors_digest`` over names and bytes.
+    """
+
+    component: str
+    version: int
+    index: int
+    payload: str
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    checksum: str
+    carrier: LocalTensors
+    lora: LoraFields | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgement:
+    """What became of one bucket: names applied, expected names that were absent, names unknown."""
+
+    applied: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightProof:
+    """What an engine holds after an update, per component.
+
+    ``checksums``: digest over the names and bytes that the last update wrote (in the engine's stored
+    dtype); ``counts``: how many tensors it wrote; ``model_checksums``: digest of the whole model.
+    """
+
+    version: int
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    model_checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+class Engine(ABC):
+    """Something that turns prompts into samples with trajectories. One object per engine.
+
+    Constructed as ``Engine(options, context)``; ``context.section`` is the recipe's ``[rollout]``.
+    """
+
+    def __init__(self, options: Any, context: Context) -> None:
+        self.options = options
+        self.context = context
+
+    @abstractmethod
+    def capabilities(self) -> EngineCapabilities:
+        """Return what it can do: before ``start`` as promised, after it as found."""
+
+    @abstractmethod
+    async def start(self, launch: Launch) -> EngineInfo:
+        """Load the model and be ready for requests."""
+
+    @abstractmethod
+    async def health(self, timeout_s: float) -> None:
+        """Return when alive; raise EngineDead with the last log lines otherwise."""
+
+    @abstractmethod
+    async def generate(self, request: RolloutRequest) -> list[Sample]:
+        """Make one microgroup, in the order of its seeds; each sample carries the version that made it."""
+
+    async def join(self, group: WeightGroup) -> None:
+        """Join a broadcast group; engines without that transport are never asked."""
+        raise NotImplementedError(f"{type(self).__name__} has no broadcast transport")
+
+    async def leave(self, group: WeightGroup) -> None:
+        """Leave a broadcast group; a no-op when unknown."""
+        return
+
+    @abstractmethod
+    async def begin_update(self, version: int) -> None:
+        """Stop taking requests and wait for running ones."""
+
+    @abstractmethod
+    async def update_weights(self, bucket: WeightBucket) -> Acknowledgement:
+        """Take one bucket; unknown names are reported, never ignored."""
+
+    @abstractmethod
+    async def end_update(self, version: int) -> WeightProof:
+        """Prove what it holds; only now it serves again, as ``version``."""
+
+    async def release(self, what: Memory) -> None:
+        """Give memory back; a no-op for engines that cannot sleep."""
+        return
+
+    async def resume(self, what: Memory) -> None:
+        """Take memory again: weights alone first, then the rest."""
+        return
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End; a second call is harmless."""
+
+
+class EngineClient(ABC):
+    """Blocking view of an engine's update protocol, for updaters."""
+
+    @abstractmethod
+    def begin_update(self, version: int) -> None: ...
+
+    @abstractmethod
+    def update_weights(self, bucket: WeightBucket) -> Acknowledgement: ...
+
+    @abstractmethod
+    def end_update(self, version: int) -> WeightProof: ...
+
+
+CLIENTS: dict[str, EngineClient] = {}
+"""Clients of engines that live in this process, by address; the pool registers them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHandle:
+    """A small picklable name of a running engine; ``open`` makes a client where it is held."""
+
+    component: str
+    address: str
+    capabilities: EngineCapabilities
+    ranks: int = 1
+    gpu_uuids: Sequence[str] = ()
+
+    def open(self) -> EngineClient:
+        """Return a client; KeyError when the engine does not live in this process."""
+        return CLIENTS[self.address]

@@ -1,0 +1,62 @@
+"""``Loss``: which pairs a sample becomes, what the model is fed, and what the loss of a row is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from drl.types import (
+    Context,
+    ForwardInputs,
+    LossOutput,
+    Need,
+    Pair,
+    PairBatch,
+    Predictions,
+    Sample,
+    ScoredTransition,
+    StepContext,
+)
+
+
+class Loss(ABC):
+    """A training objective. Core runs the forward, guidance, old and reference passes and the step.
+
+    Constructed as ``Loss(options, context)``; ``context.section`` is the recipe's ``[algorithm]``
+    (``kl_beta``, ``adv_clip_max``, ``ref_mode``). ``needs`` may be narrowed in ``__init__``.
+    """
+
+    model_kind: str = "diffusion"
+    unit: str = "sample"
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(self, options: Any, context: Context) -> None:
+        self.options = options
+        self.context = context
+
+    @abstractmethod
+    def expand(
+        self,
+        unit: Sequence[Sample],
+        advantages: Sequence[float] | None,
+        context: StepContext,
+    ) -> list[Pair]:
+        """Turn one unit (a sample, a group, a record) into its pairs, in a fixed order."""
+
+    @abstractmethod
+    def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:
+        """Make the model's inputs; noise comes from ``context.generator(purpose, *pair.id)``.
+
+        Leave ``condition``, ``negative`` and ``guidance`` unset: core fills them in.
+        """
+
+    @abstractmethod
+    def compute(
+        self,
+        pairs: PairBatch,
+        inputs: ForwardInputs,
+        predictions: Predictions,
+        transition: ScoredTransition | None,
+    ) -> LossOutput:
+        """Return the sum of weight times loss over the rows, and the metrics."""

@@ -1,0 +1,77 @@
+"""The three objects that stages talk to, whatever launched them: trainer, engines, rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from drl.interfaces.engine import EngineHandle, WeightProof
+    from drl.interfaces.updater import PushReport
+    from drl.types import ParityReport, RolloutRequest, Sample, Score, Shard, StepReport
+
+
+class TrainerRole(Protocol):
+    """The trainer; every call reaches every rank."""
+
+    def train(self, shards: Sequence[Shard]) -> Iterator[StepReport]:
+        """Run all optimizer windows of a rollout, one report per step, in order."""
+        ...
+
+    def replay(self, shards: Sequence[Shard]) -> ParityReport:
+        """Score the recorded steps without gradient and compare with the engine's log-probs."""
+        ...
+
+    def push(self, version: int, engines: Sequence[EngineHandle]) -> Sequence[PushReport]:
+        """Push the trained weights of every component."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write the training state into an existing empty folder."""
+        ...
+
+    def restore(self, path: Path) -> int:
+        """Read a training state; return the next rollout id."""
+        ...
+
+    def sleep(self) -> None:
+        """Give device memory back."""
+        ...
+
+    def wake(self) -> None:
+        """Take device memory again."""
+        ...
+
+
+class EnginePool(Protocol):
+    """Engines behind one door: dispatch, health, restart."""
+
+    async def generate(self, request: RolloutRequest) -> list[Sample]:
+        """Send one microgroup to the engine with the least to do."""
+        ...
+
+    async def recover(self) -> Sequence[EngineHandle]:
+        """Restart dead engines; return the new ones, which serve after the next whole sync."""
+        ...
+
+    def handles(self) -> Sequence[EngineHandle]:
+        """Return a handle of every live engine."""
+        ...
+
+    def begin_update(self, version: int) -> None:
+        """Tell every engine that weights will come."""
+        ...
+
+    def end_update(self, version: int) -> Sequence[WeightProof]:
+        """Let every engine prove what it holds and serve again."""
+        ...
+
+
+class RewardPool(Protocol):
+    """Rewards behind one door."""
+
+    async def score(self, samples: Sequence[Sample]) -> Sequence[dict[str, Score]]:
+        """Return the scores of every term, per sample, in order."""
+        ...

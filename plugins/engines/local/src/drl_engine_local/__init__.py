@@ -1,0 +1,1 @@
+"""Embedded rollout engine for drl, in the trainer's process."""

@@ -1,0 +1,1 @@
+"""Stable Diffusion 3 and 3.5 for drl."""

@@ -1,0 +1,1 @@
+"""Flow-GRPO's clipped policy loss for drl."""

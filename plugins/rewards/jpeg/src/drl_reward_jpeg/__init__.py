@@ -1,0 +1,1 @@
+"""Reward: how small the image is as a JPEG file."""

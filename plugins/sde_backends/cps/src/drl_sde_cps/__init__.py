@@ -1,0 +1,1 @@
+"""Coefficients-preserving sampling steps for drl."""

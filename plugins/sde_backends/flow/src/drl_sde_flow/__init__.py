@@ -1,0 +1,1 @@
+"""Flow-SDE and ODE steps for drl."""

@@ -1,0 +1,1 @@
+"""Weight pushes to an engine in the trainer's own process."""

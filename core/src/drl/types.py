@@ -453,8 +453,9 @@ class ParityReport:
 
     @property
     def worst(self) -> float:
-        """Largest difference over all steps; 0.0 when nothing was compared."""
-        return max(self.by_step.values(), default=0.0)
+        """Largest difference over all steps, NaN if one is NaN; 0.0 when nothing was compared."""
+        values = self.by_step.values()
+        return next((value for value in values if value != value), max(values, default=0.0))  # noqa: PLR0124
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,6 @@
+"""``python -m drl_cli`` is ``drl``."""
+
+from drl_cli.main import run
+
+if __name__ == "__main__":
+    run()

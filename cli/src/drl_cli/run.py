@@ -1,0 +1,58 @@
+"""``drl run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from drl_cli.recipe_options import recipe_options
+from drl_cli.session import Session
+
+
+@click.command()
+@recipe_options
+@click.option(
+    "--run-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where the run keeps its files; runs/<name>-<time> when absent.",
+)
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of --run-dir.")
+@click.option("--dry-run", is_flag=True, help="Check the recipe, print the plan, and stop.")
+@click.pass_obj
+def run(
+    session: Session,
+    recipe: Path,
+    sets: tuple[str, ...],
+    override: Path | None,
+    run_dir: Path | None,
+    resume: bool,
+    dry_run: bool,
+) -> None:
+    """Run a recipe.
+
+    Ctrl-C once finishes the iteration, saves, and says how to resume; twice stops at once.
+
+    \b
+    Examples:
+      drl run recipes/quickstart.toml
+      drl run recipes/quickstart.toml --set train.seed=1 --run-dir runs/seed-1
+      drl run recipes/quickstart.toml --run-dir runs/seed-1 --resume
+    """
+    if resume and run_dir is None:
+        raise click.UsageError(
+            "--resume needs --run-dir DIR: the directory of the run to go on with"
+        )
+    from drl.launch import run_recipe
+
+    run_recipe(
+        recipe,
+        sets=sets,
+        override=override,
+        run_dir=run_dir,
+        resume=resume,
+        dry_run=dry_run,
+        catalog=session.catalog,
+        echo=click.echo,
+    )

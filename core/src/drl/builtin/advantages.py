@@ -1,0 +1,22 @@
+"""The advantage estimator that ships with core: ``grpo``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drl.api import Component, hookimpl
+
+DRL_API = (1, 0)
+
+
+@hookimpl
+def drl_register_advantages() -> Sequence[Component]:
+    """Offer ``grpo``."""
+    return [
+        Component(
+            "grpo",
+            "drl.builtin.advantage_grpo:Grpo",
+            summary="Reward minus the mean of its group, divided by the standard deviation.",
+            config="drl.builtin.config_advantages:GrpoOptions",
+        )
+    ]

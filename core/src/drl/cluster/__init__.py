@@ -1,0 +1,1 @@
+"""Roles behind the loop: engines, rewards and trainer, as one process provides them."""

@@ -1,0 +1,105 @@
+"""Values that follow from the machine or from other options; their origin is "auto".
+
+Only a value that nobody gave is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from drl.config.batch import batch_knobs
+from drl.config.draft import Draft, NotKnown
+from drl.config.layers import AUTO
+from drl.errors import BatchError
+
+KNOWN_FACTS = {("sde_backend", "cps"): {"log_prob_no_const": True, "last_step_has_variance": False}}
+"""Facts of components that do not state them; what a component states wins."""
+
+
+def fact(draft: Draft, kind: str, path: str, name: str, default: Any) -> Any:
+    """Return one fact of the component that the option at ``path`` picks; NotKnown without a pick."""
+    stated = draft.facts(kind, path)
+    known = KNOWN_FACTS.get((kind, draft.get(path)), {})
+    return stated.get(name, known.get(name, default))
+
+
+def needs(draft: Draft, need: str) -> bool:
+    """True when the loss needs something; NotKnown when the loss itself is not known."""
+    return need in fact(draft, "loss", "algorithm.loss", "needs", ())
+
+
+def resolve_automatic(draft: Draft) -> None:
+    """Set every option that follows from others, in an order in which each finds what it needs."""
+    for path, value_of in _AUTOMATIC.items():
+        if draft.given(path) and draft.get_or_none(path) != "auto":
+            continue
+        try:
+            value = value_of(draft)
+        except NotKnown:
+            continue
+        if value is not None and value != draft.get_or_none(path):
+            draft.put(path, value, AUTO)
+    draft.run(_resolve_batch)
+
+
+def _run_name(draft: Draft) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", draft.stem).strip("-._")
+    return name[:100] or "run"
+
+
+def _device(draft: Draft) -> str:
+    return "cuda" if draft.machine.cuda else "cpu"
+
+
+def _forward_dtype(draft: Draft) -> str | None:
+    return "fp32" if draft.get("cluster.device") == "cpu" else None
+
+
+def _generator_device(draft: Draft) -> str | None:
+    return "cuda" if draft.get("cluster.device").startswith("cuda") else "cpu"
+
+
+def _parity_limit(draft: Draft) -> float:
+    return 1e-5 if draft.get("train.forward_dtype") == "fp32" else 2e-3
+
+
+def _reference(draft: Draft) -> str:
+    return "lora_base" if draft.get("algorithm.kl_beta") > 0 else "none"
+
+
+def _without_constants(draft: Draft) -> bool | None:
+    only = fact(draft, "sde_backend", "sde.type", "log_prob_no_const", False)
+    return True if only else None
+
+
+_AUTOMATIC: dict[str, Callable[[Draft], Any]] = {
+    "run.name": _run_name,
+    "cluster.device": _device,
+    "train.forward_dtype": _forward_dtype,
+    "sampling.generator_device": _generator_device,
+    "trust.max_log_prob_diff": _parity_limit,
+    "rollout.seed": lambda draft: draft.get("train.seed"),
+    "eval.num_steps": lambda draft: draft.get("sampling.num_steps"),
+    "eval.input_key": lambda draft: draft.get("data.input_key"),
+    "algorithm.ref_mode": _reference,
+    "sde.log_prob_no_const": _without_constants,
+}
+
+
+def _resolve_batch(draft: Draft) -> None:
+    """Derive the two batch knobs, and the length of the schedule from them."""
+    samples = draft.get("rollout.batch_size") * draft.get("rollout.n_samples_per_prompt")
+    size, count = "train.global_batch_size", "train.num_steps_per_rollout"
+    try:
+        per_step, steps = batch_knobs(samples, draft.get(size), draft.get(count))
+    except BatchError as error:
+        draft.error(size if draft.given(size) else count, str(error))
+        return
+    for path, value in ((size, per_step), (count, steps)):
+        if draft.get(path) is None:
+            draft.put(path, value, AUTO)
+    rollouts = draft.get("train.num_rollout")
+    if draft.get("optimizer.lr_decay_iters") is None and rollouts:
+        draft.put("optimizer.lr_decay_iters", rollouts * steps, AUTO)

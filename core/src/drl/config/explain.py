@@ -1,0 +1,121 @@
+"""``drl config explain``: what an option or a section is, from the models that check it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import indent
+from typing import TYPE_CHECKING
+
+from drl.config.describe import Described, described
+from drl.config.flags import CORE, Known, known_keys, moved_keys, moved_text, not_available
+from drl.config.messages import did_you_mean
+from drl.config.sections import SECTIONS
+from drl.errors import BadInput
+from drl.kinds import KINDS
+
+if TYPE_CHECKING:
+    from drl.catalog import Catalog, Entry
+
+
+def explain(path: str, catalog: Catalog) -> str:
+    """Return the explanation of an option, a component's table or a section; "" lists the sections.
+
+    Raises BadInput for a path that nobody knows, with the nearest one.
+    """
+    section, _, rest = path.partition(".")
+    if not path:
+        return "\n".join(f"[{name}]  {_doc(name)}" for name in SECTIONS)
+    name, _, key = rest.partition(".")
+    if section in SECTIONS:
+        if not rest:
+            return _section(section, catalog)
+        if not key and name in SECTIONS[section].model_fields:
+            return _one(path, CORE, described(SECTIONS[section]), name)
+        for entry in _components(section, catalog):
+            if entry.component.name == name:
+                return _component(section, entry, catalog, key)
+    return _not_here(path, catalog)
+
+
+def _doc(section: str) -> str:
+    return (SECTIONS[section].__doc__ or "").strip().splitlines()[0]
+
+
+def _components(section: str, catalog: Catalog) -> Iterator[Entry]:
+    for kind in KINDS:
+        if kind.section == section:
+            yield from catalog.entries(kind.name)
+
+
+def _section(section: str, catalog: Catalog) -> str:
+    lines = [f"[{section}]  {_doc(section)}", ""]
+    lines += [f"  {_line(option)}" for option in described(SECTIONS[section])]
+    for kind in KINDS:
+        if kind.section == section:
+            lines += ["", f"  {kind.option} picks one of ({kind.plural.replace('_', ' ')}):"]
+            lines += [
+                f"    {entry.component.name}  {entry.component.summary}  ({entry.distribution})"
+                for entry in catalog.entries(kind.name)
+            ]
+    return "\n".join(lines)
+
+
+def _line(option: Described) -> str:
+    return f"{option.key} = {option.default}  {option.help}"
+
+
+def _component(section: str, entry: Entry, catalog: Catalog, key: str) -> str:
+    """Explain the table of a component, or one option in it."""
+    name = entry.component.name
+    model = catalog.options_model(entry.kind, name)
+    options = list(described(model)) if model is not None else []
+    if key:
+        if key not in {option.key for option in options}:
+            raise BadInput(_unknown(f"{section}.{name}.{key}", [o.key for o in options], key))
+        return _one(f"{section}.{name}.{key}", entry.owner, options, key)
+    lines = [
+        f"[{section}.{name}]  {entry.component.summary}  ({entry.owner})",
+        *([f"  {_line(option)}" for option in options] or ["  it has no options"]),
+    ]
+    return "\n".join(lines)
+
+
+def _one(path: str, owner: str, options: Iterator[Described] | list[Described], key: str) -> str:
+    option = next(option for option in options if option.key == key)
+    facts = {
+        "type": option.kind,
+        "default": option.default,
+        "limits": option.limits,
+        "owner": owner,
+    }
+    table = "\n".join(f"{name:<8} {value}" for name, value in facts.items() if value)
+    return f"{path}\n{indent(f'{option.help}{chr(10)}{table}', '  ')}"
+
+
+def _not_here(path: str, catalog: Catalog) -> str:
+    """Explain an option that moved, is not available yet, or belongs to a package that is not here."""
+    moved, known = moved_keys().get(path), known_keys().get(path)
+    if moved is not None:
+        return f"{path} {moved_text(moved)}"
+    if known is not None:
+        absence = _absence(known) or f"; install {known.owner}"
+        return f"{path}{absence.replace(';', ':', 1)}"
+    below = sorted(key for key in known_keys() if key.startswith(f"{path}."))
+    if below:
+        lines = [f"  {key}: {_absence(known_keys()[key]).removeprefix('; ')}" for key in below]
+        return "\n".join([f"[{path}]", *lines])
+    raise BadInput(_unknown(path, _all_paths(catalog), path))
+
+
+def _absence(row: Known) -> str:
+    return "" if row.available else f"; {not_available(row)}"
+
+
+def _all_paths(catalog: Catalog) -> list[str]:
+    core = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
+    tables = [f"{kind.section}.{name}" for kind in KINDS for name in catalog.names(kind.name)]
+    return [*SECTIONS, *core, *tables]
+
+
+def _unknown(path: str, names: list[str], given: str) -> str:
+    return f"{path}: there is no such option or section{did_you_mean(given, names)}"

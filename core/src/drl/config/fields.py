@@ -1,0 +1,66 @@
+"""Field types that several sections share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator
+
+from drl.options import Field, Options
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|B)", re.IGNORECASE)
+_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
+
+
+class Section(Options):
+    """Base of the recipe's sections."""
+
+
+def split_commas(value: Any) -> Any:
+    """Turn "a, b" into a list; anything else is left to the type check."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return value
+
+
+def bytes_from_text(value: Any) -> Any:
+    """Turn "2GiB" into 2147483648; anything else is left to the type check."""
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def unique(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a list that names something twice or names nothing; ValueError says which."""
+    for number, value in enumerate(values):
+        if not value:
+            raise ValueError("must not contain an empty name")
+        if value in values[:number]:
+            raise ValueError(f"must not contain {value!r} twice")
+    return values
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(split_commas), AfterValidator(unique)]
+"""Names, written as a list or as one string with commas."""
+
+ByteCount = Annotated[int, BeforeValidator(bytes_from_text)]
+"""A number of bytes, or text such as "512MiB"."""
+
+InputFile = Path
+"""A file to read; relative paths start at the file that names them."""
+
+ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+"""What a recipe writes to pick a component."""
+
+MAX_SEED = 2**63 - 1

@@ -1,0 +1,12 @@
+"""Rules across sections. Each is a generator of problems; one that meets a wrong value says nothing."""
+
+from __future__ import annotations
+
+from drl.config.rules.batch import BATCH_RULES
+from drl.config.rules.data import DATA_RULES
+from drl.config.rules.loss import LOSS_RULES
+from drl.config.rules.optimizer import OPTIMIZER_RULES
+
+RULES = (*BATCH_RULES, *DATA_RULES, *LOSS_RULES, *OPTIMIZER_RULES)
+
+__all__ = ["RULES"]

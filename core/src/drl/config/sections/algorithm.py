@@ -1,0 +1,116 @@
+"""Sections about the objective and the care of a run: algorithm to trust."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+from drl.config.fields import ByteCount, ComponentName, Names, Section
+from drl.options import Field, Options
+
+
+class AlgorithmSection(Section):
+    """The loss and what it reads."""
+
+    loss: ComponentName = Field("policy_loss", description="Training objective.")
+    advantage_estimator: ComponentName = Field("grpo", description="How rewards become advantages.")
+    kl_beta: float = Field(
+        0.0, ge=0, description="Weight of the KL term; above 0 a reference forward runs."
+    )
+    adv_clip_max: float = Field(5.0, gt=0, description="Advantages are clamped to ± this.")
+    ref_mode: Literal["none", "lora_base"] | None = Field(
+        None,
+        description="Reference of the KL term; when unset lora_base with a KL term, else none.",
+        json_schema_extra={"later": ["ema"]},
+    )
+
+
+class RewardTerm(Options):
+    """One scorer with its weight; its options are in the table [reward.NAME]."""
+
+    name: ComponentName = Field(description="Name of the term; its options are in [reward.NAME].")
+    plugin: ComponentName | None = Field(
+        None, description="Reward that scores the term; the one called like the term when unset."
+    )
+    weight: float = Field(1.0, description="Factor in the sum; 0 is logged and not trained on.")
+
+    @property
+    def component(self) -> str:
+        """Name of the reward that scores this term."""
+        return self.plugin if self.plugin is not None else self.name
+
+
+def distinct_terms(terms: tuple[RewardTerm, ...]) -> tuple[RewardTerm, ...]:
+    """Refuse two terms of one name, and names of core's own options, with a ValueError."""
+    names = [term.name for term in terms]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"has two terms named {name!r}; set 'plugin' and give each its name")
+        if name in RewardSection.model_fields:
+            raise ValueError(f"has a term named {name!r}, which is an option of [reward]")
+    return terms
+
+
+class RewardSection(Section):
+    """What is rewarded: one reward by ``type``, or a weighted list of ``terms``."""
+
+    type: ComponentName | None = Field(None, description="The only reward, with weight 1.")
+    terms: Annotated[tuple[RewardTerm, ...], AfterValidator(distinct_terms)] = Field(
+        (), description="Weighted rewards: a list of {name, plugin, weight}."
+    )
+    on_failure: Literal["error", "mask"] = Field(
+        "error", description="A score that failed stops the run, or its sample is left out."
+    )
+
+    @property
+    def all_terms(self) -> tuple[RewardTerm, ...]:
+        """The terms, also when the recipe only names a ``type``."""
+        return (RewardTerm(name=self.type, plugin=None, weight=1.0),) if self.type is not None else self.terms
+
+
+class CheckpointSection(Section):
+    """When the state of a run is saved."""
+
+    save: str | None = Field(
+        None, min_length=1, description="Folder of the checkpoints; the run directory when unset."
+    )
+    save_interval: int | None = Field(
+        None, gt=0, description="Iterations between checkpoints that are kept."
+    )
+    every_minutes: float = Field(
+        10.0, ge=0, description="Save the state for resuming this often; 0 only at the end."
+    )
+
+
+class LoggingSection(Section):
+    """Where figures go."""
+
+    loggers: Names = Field(("console", "jsonl"), description="Loggers, in any order.")
+
+
+class SyncSection(Section):
+    """How trained weights reach the engine."""
+
+    updater: ComponentName = Field(
+        "auto", description="What carries the weights; auto: the one that fits engine and weights."
+    )
+    buffer_size: ByteCount = Field(
+        536_870_912, gt=0, description='Bytes of one bucket; "2GiB" is understood.'
+    )
+    verify: Literal["auto", "off", "counts", "names", "checksum"] = Field(
+        "auto", description="Proof asked of the engine; auto: the strongest that it can give."
+    )
+
+
+class TrustSection(Section):
+    """Checks that rollout and training are about the same model."""
+
+    max_log_prob_diff: float | None = Field(
+        None,
+        gt=0,
+        description="Parity limit per denoising step; 1e-5 in fp32 and 2e-3 otherwise.",
+    )
+    max_bad_steps: int = Field(3, gt=0, description="Non-finite steps in a row that stop the run.")
+    parity: bool = Field(True, description="Compare log-probabilities before the first step.")
+    settings: bool = Field(True, description="Compare the samples' settings with the request.")

@@ -1,0 +1,32 @@
+"""Which denoising steps a recipe may train on, as far as the strategies in core tell."""
+
+from __future__ import annotations
+
+from drl.config.draft import Draft, NotKnown
+
+
+def trainable_steps(draft: Draft) -> frozenset[int]:
+    """Return the steps that may be stochastic; NotKnown for a strategy of another package."""
+    total, count = draft.get("sampling.num_steps"), draft.get("sde.num_steps")
+    strategy = draft.get("sde.step_strategy")
+    if strategy is None:
+        return frozenset(range(min(count, total)))
+    if strategy == "all":
+        return frozenset(range(total))
+    if strategy == "sde_window":
+        bounds = draft.option("step_strategy", strategy, "range")
+        return frozenset(range(*bounds) if bounds is not None else range(total))
+    if strategy == "epoch_global_random_choice":
+        return frozenset(draft.option("step_strategy", strategy, "candidate_steps"))
+    raise NotKnown("sde.step_strategy")
+
+
+def pairs_per_sample(draft: Draft) -> int:
+    """Return how many pairs a sample becomes; NotKnown for a strategy of another package."""
+    if draft.get("train.train_only"):
+        return 1
+    possible = len(trainable_steps(draft))
+    if draft.get("sde.step_strategy") in {None, "all"}:
+        return possible
+    count: int = draft.get("sde.num_steps")
+    return min(possible, count)

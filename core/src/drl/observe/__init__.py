@@ -1,0 +1,1 @@
+"""What a run leaves behind: its directory, figures, pictures, times, summary and report."""

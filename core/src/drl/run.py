@@ -1,0 +1,305 @@
+"""``Run``: what one training run holds, and the small things that stages ask of it."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from drl.errors import CheckpointError, Interrupted
+from drl.interfaces.family import Family, Pipeline
+from drl.interfaces.loss import Loss
+from drl.lora import save_peft
+from drl.observe.files import write_json_atomic
+from drl.stages.advantage import reward_metrics
+from drl.stages.evaluate import EvaluationSet, evaluation_rows
+from drl.stages.reward import weighted_sum
+from drl.stages.step import mean_of
+from drl.stages.sync import SyncLog
+from drl.types import (
+    Advantages,
+    Context,
+    EvaluationReport,
+    Need,
+    ParityReport,
+    Role,
+    Rollout,
+    Sample,
+    Sampling,
+    Score,
+    StepContext,
+    StepReport,
+    Streams,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from drl.catalog import Catalog
+    from drl.cluster.background import Background
+    from drl.cluster.engines import InlineEngines
+    from drl.cluster.rewards import InlineRewards
+    from drl.interfaces.advantage import AdvantageEstimator
+    from drl.interfaces.data import DataSource
+    from drl.interfaces.logger import Logger
+    from drl.interfaces.steps import StepStrategy
+    from drl.model.build import Component
+    from drl.model.trainer import Trainer
+    from drl.observe.directory import RunDirectory
+    from drl.observe.timing import Phases
+
+
+PICTURES = 24
+"""Held-out pictures kept of each evaluation."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What counts monotonically over a run and its resumes."""
+
+    next_group: int = 0
+    images_seen: int = 0
+
+
+class StopFlag:
+    """Ctrl-C or SIGTERM once: finish the iteration and save. A second time: stop at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.reason = ""
+
+    def install(self) -> None:
+        """Take over the signals; call from the main thread."""
+        signal.signal(signal.SIGINT, self._signalled)
+        signal.signal(signal.SIGTERM, self._signalled)
+
+    def uninstall(self) -> None:
+        """Give the signals back."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.reason = signal.Signals(number).name
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """Everything a run consists of. Built by ``drl.assemble``, used by ``drl.loop`` and the stages."""
+
+    recipe: Any
+    catalog: Catalog
+    directory: RunDirectory
+    background: Background
+    phases: Phases
+    context: Context
+    family: Family
+    pipeline: Pipeline | None
+    loss: Loss
+    components: Mapping[str, Component]
+    trainer: Trainer
+    source: DataSource
+    engines: InlineEngines | None
+    rewards: InlineRewards
+    advantage: AdvantageEstimator | None
+    strategy: StepStrategy | None
+    loggers: Sequence[Logger]
+    evaluation_sets: Sequence[EvaluationSet] = ()
+    ranks: int = 1
+    first_rollout: int = 0
+    version: int = 0
+    parity: ParityReport | None = None
+    counters: Counters = field(default_factory=Counters)
+    syncs: SyncLog = field(default_factory=SyncLog)
+    stop: StopFlag = field(default_factory=StopFlag)
+    last_save: float = field(default_factory=time.monotonic)
+    encoded: dict[int, Streams] = field(default_factory=dict)
+    row: dict[str, float] = field(default_factory=dict)
+    steps: list[StepReport] = field(default_factory=list)
+    schedules: dict[Sampling, Tensor] = field(default_factory=dict)
+    current: int = 0
+
+    @property
+    def hooks(self) -> Any:
+        """The hook relay of the loaded plugins."""
+        return self.catalog.hooks
+
+    @property
+    def needs_rollout(self) -> bool:
+        """True when the loss trains on generated samples."""
+        return Need.ROLLOUT in self.loss.needs
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go: ``checkpoint.save``, or the run directory."""
+        chosen = self.recipe.checkpoint.save
+        return self.directory.checkpoints if chosen is None else Path(chosen)
+
+    def rollout_ids(self) -> Iterator[int]:
+        """Yield the iterations to do; ends early when the user or a verdict asked for it."""
+        for rollout_id in range(self.first_rollout, self.recipe.train.num_rollout):
+            self.current = rollout_id
+            self.row, self.steps = {}, []
+            yield rollout_id
+            if self.stop.asked and rollout_id + 1 < self.recipe.train.num_rollout:
+                raise Interrupted(
+                    f"stopped by {self.stop.reason} after iteration {rollout_id + 1}; everything is saved\n"
+                    f"go on with: drl run RECIPE --resume --run-dir {self.directory.path}"
+                )
+
+    def turn(self, role: Role) -> AbstractContextManager[None]:
+        """Time one half of an iteration."""
+        return self.phases.phase("rollout" if role is Role.ROLLOUT else "train")
+
+    def step_context(self, rollout_id: int) -> StepContext:
+        """Return the context of a loss's ``expand``."""
+        values = {name: self.context.__getattribute__(name) for name in Context.__slots__}
+        return StepContext(**(values | {"section": self.recipe.algorithm}), rollout_id=rollout_id)
+
+    def schedule(self, sampling: Sampling) -> Tensor | None:
+        """Return the trainer's own sigma table for these settings; None without a pipeline."""
+        if self.pipeline is None:
+            return None
+        if sampling not in self.schedules:
+            self.schedules[sampling] = self.pipeline.sigmas(sampling)
+        return self.schedules[sampling]
+
+    def reward_of(self, terms: Mapping[str, Score]) -> float | None:
+        """Return the weighted sum of a sample's scores, None when a term failed."""
+        return weighted_sum(terms, self.rewards.weights)
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """Tell loggers how far the current phase is."""
+        for logger in self.loggers:
+            logger.phase(self.current, phase, done, total)
+
+    def event(self, text: str) -> None:
+        """Tell loggers one line that a person should read."""
+        for logger in self.loggers:
+            logger.event(text)
+
+    def take_step(self, report: StepReport) -> None:
+        """Keep the report of one optimizer step, tell plugins, and say when it was skipped."""
+        self.steps.append(report)
+        if report.skipped:
+            self.event(f"optimizer step {report.global_step} skipped: {report.skipped}")
+        self.hooks.drl_step_finished(run=self, report=report)
+
+    def take_verdict(self, verdict: Verdict) -> None:
+        """Follow an evaluation's verdict: end the run well, or keep the checkpoint."""
+        self.event(f"verdict '{verdict.action}': {verdict.reason}")
+        if verdict.action == "stop":
+            self.stop.asked = True
+            self.stop.reason = verdict.reason
+
+    def finish_iteration(
+        self, rollout_id: int, rollout: Rollout, advantages: Advantages | None
+    ) -> None:
+        """Log the figures of one iteration as one row, in one place."""
+        row = self.row
+        row |= mean_of([{**r.metrics} for r in self.steps])
+        row |= step_metrics(self.steps)
+        row |= reward_metrics(rollout)
+        if advantages is not None:
+            row |= advantages.statistics
+        if self.parity is not None and rollout_id == self.first_rollout:
+            row |= {f"trust/parity_step_{k}": v for k, v in self.parity.by_step.items()}
+        for name, seconds in rollout.seconds.items():
+            self.phases.overlap(name, seconds)
+        row["rollout/images_seen"] = float(self.counters.images_seen)
+        row |= self.phases.finish()
+        finite = {name: float(value) for name, value in row.items() if math.isfinite(value)}
+        for logger in self.loggers:
+            logger.metrics(rollout_id, finite)
+            logger.samples(rollout_id, rollout.samples)
+
+    def keep_evaluation(self, report: EvaluationReport, label: str) -> None:
+        """Log the means of an evaluation and keep its rows for the summary."""
+        for name, mean in report.means.items():
+            self.row[f"eval/{name}"] = mean
+            self.event(f"eval {label}: {name} {mean:.4f} over {len(report.samples[name])} images")
+        write_json_atomic(
+            self.evaluations / f"{label}.json",
+            {
+                "rollout_id": report.rollout_id,
+                "means": report.means,
+                "rows": evaluation_rows(report),
+            },
+        )
+        save_pictures(self.directory, label, report.samples)
+
+    @property
+    def evaluations(self) -> Path:
+        """Folder of the rows of each evaluation."""
+        folder = self.directory.path / "evaluations"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def state(self, rollout_id: int) -> dict[str, Any]:
+        """Return what a checkpoint must hold besides the trainer's own state."""
+        saved = self.catalog.ask("drl_save_state", {"run": self})
+        return {
+            "rollout_id": rollout_id,
+            "next_rollout_id": rollout_id + 1,
+            "counters": asdict(self.counters),
+            "data": self.source.state(),
+            "plugins": {distribution: state for distribution, state in saved if state is not None},
+        }
+
+    def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Go to the position of a checkpoint; the next iteration is the one after it."""
+        first = self.trainer.restore(folder / "trainer")
+        if first != state["next_rollout_id"]:
+            raise CheckpointError(f"{folder}: trainer and run disagree on the next iteration")
+        self.first_rollout = first
+        self.counters = Counters(**state["counters"])
+        self.source.restore(state["data"])
+        self.hooks.drl_restore_state(run=self, state=state["plugins"])
+
+    def save_adapter(self) -> None:
+        """Write the adapters in PEFT and diffusers form; several components get a folder each."""
+        for name, component in self.components.items():
+            if component.lora is None:
+                continue
+            several = len(self.components) > 1
+            target = self.directory.adapter / name if several else self.directory.adapter
+            save_peft(
+                component.module,
+                target,
+                component.lora,
+                base_model=self.recipe.model.checkpoint,
+                component=name,
+            )
+
+
+def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:
+    """Return the figures that name their inner update, and how many steps were skipped."""
+    values = {"train/skipped_steps": float(sum(step.skipped is not None for step in steps))}
+    for number, step in enumerate(steps):
+        for name in ("ratio_mean", "ratio_abs_minus_1"):
+            if f"train/{name}" in step.metrics:
+                values[f"train/{name}_update_{number}"] = step.metrics[f"train/{name}"]
+    if steps:
+        values["train/step"] = float(steps[-1].global_step)
+    return values
+
+
+def save_pictures(
+    directory: RunDirectory, label: str, samples: Mapping[str, Sequence[Sample]]
+) -> None:
+    """Save the first pictures of the first set, for the report's grid."""
+    from drl.observe.pictures import save_samples
+
+    first = next(iter(samples.values()), ())
+    shown = [sample for sample in first if sample.media is not None][:PICTURES]
+    if shown:
+        save_samples(directory.samples / label, shown, rows=4)

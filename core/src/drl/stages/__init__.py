@@ -1,0 +1,1 @@
+"""One module per stage of an iteration; ``drl.loop`` calls them in order."""

@@ -1,0 +1,71 @@
+"""Rewards of a rollout to advantages: groups by id, failed and removed samples masked or counted."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from drl.errors import ContractError
+from drl.types import Advantages, GroupedRewards, Rollout
+
+if TYPE_CHECKING:
+    from drl.run import Run
+
+
+def estimate(run: Run, rollout: Rollout) -> Advantages | None:
+    """Return one advantage per sample of the rollout, or None for losses without rewards."""
+    if run.advantage is None:
+        return None
+    rewards = grouped_rewards(rollout)
+    advantages = run.advantage.advantages(rewards)
+    if advantages.values.shape != rewards.rewards.shape or not advantages.values.isfinite().all():
+        raise ContractError(
+            f"advantage estimator {type(run.advantage).__name__} must return one finite value per "
+            f"sample ({tuple(rewards.rewards.shape)}), got {tuple(advantages.values.shape)}"
+        )
+    return advantages
+
+
+def grouped_rewards(rollout: Rollout) -> GroupedRewards:
+    """Gather rewards by group id; a removed sample still counts for its group's statistics."""
+    samples = rollout.samples
+    values = [math.nan if sample.reward is None else sample.reward for sample in samples]
+    rewards = torch.tensor(values, dtype=torch.float32)
+    return GroupedRewards(
+        rewards=rewards,
+        group_ids=torch.tensor([sample.group_index for sample in samples], dtype=torch.int64),
+        valid=~rewards.isnan(),
+    )
+
+
+def reward_metrics(rollout: Rollout) -> dict[str, float]:
+    """Return the figures of the raw rewards, and of each term, for the log."""
+    values = [sample.reward for sample in rollout.samples if sample.reward is not None]
+    if not values:
+        return {}
+    rewards = torch.tensor(values, dtype=torch.float64)
+    metrics = {
+        "rollout/reward/raw_mean": rewards.mean().item(),
+        "rollout/reward/raw_std": rewards.std(correction=0).item(),
+        "rollout/reward/raw_min": rewards.min().item(),
+        "rollout/reward/raw_max": rewards.max().item(),
+        "rollout/reward/raw_median": rewards.median().item(),
+        "rollout/reward/raw_num_samples": float(len(values)),
+        "rollout/reward/failed": float(len(rollout.samples) - len(values)),
+    }
+    for reason, count in rollout.dropped.items():
+        metrics[f"rollout/dynamic_filter/drop_{reason}"] = float(count)
+    return metrics | _term_means(rollout)
+
+
+def _term_means(rollout: Rollout) -> dict[str, float]:
+    names = {name for sample in rollout.samples for name in sample.scores}
+    means = {}
+    for name in sorted(names):
+        scores = [sample.scores[name].value for sample in rollout.samples if name in sample.scores]
+        known = [value for value in scores if value is not None and math.isfinite(value)]
+        if known:
+            means[f"rollout/reward/{name}_mean"] = sum(known) / len(known)
+    return means

@@ -1,0 +1,141 @@
+"""Held-out scores: the same prompts and noises every time, under the deterministic sampler.
+
+The rollout's own noisy sampler can be evaluated beside it (``eval.rollout_sampler``): a gain under
+one sampler is no gain under the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from drl.interfaces.steps import StepRequest
+from drl.mathematics.seeding import evaluation_seed
+from drl.stages.rollout import choose_steps, evaluation_sampling, training_sampling
+from drl.stages.trust import check_samples
+from drl.types import EvaluationReport, Prompt, RolloutRequest, Sample, Sampling
+
+if TYPE_CHECKING:
+    from drl.run import Run
+
+NOISY = "rollout_sampler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSet:
+    """A named list of held-out prompts."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+
+
+def evaluate_before_training(run: Run, rollout_id: int) -> None:
+    """Evaluate the untouched weights, once, at the very start of a run."""
+    if rollout_id == 0 and run.recipe.eval.before_train:
+        evaluate(run, rollout_id, label="before")
+
+
+def evaluate_if_due(run: Run, rollout_id: int) -> None:
+    """Evaluate every ``eval.interval`` iterations, and after the last one."""
+    last = rollout_id + 1 == run.recipe.train.num_rollout
+    interval = run.recipe.eval.interval
+    if last and run.recipe.eval.after_train:
+        evaluate(run, rollout_id + 1, label="after")
+    elif interval and (rollout_id + 1) % interval == 0:
+        evaluate(run, rollout_id + 1, label=f"iteration-{rollout_id + 1}")
+
+
+def evaluate(run: Run, done: int, *, label: str) -> None:
+    """Evaluate every set under every sampler, log the means, keep rows and pictures."""
+    if not run.evaluation_sets or run.engines is None:
+        return
+    with run.phases.phase("eval"):
+        samples = run.background.run(_evaluate(run))
+    means = {name: mean_reward(column) for name, column in samples.items()}
+    report = EvaluationReport(rollout_id=done, version=run.version, means=means, samples=samples)
+    run.keep_evaluation(report, label)
+    for verdict in run.hooks.drl_evaluation_finished(run=run, report=report):
+        run.take_verdict(verdict)
+
+
+async def _evaluate(run: Run) -> dict[str, list[Sample]]:
+    samplers = {"": evaluation_sampling(run.recipe)}
+    if run.recipe.eval.rollout_sampler:
+        samplers[f"/{NOISY}"] = training_sampling(run.recipe)
+    results: dict[str, list[Sample]] = {}
+    for data in run.evaluation_sets:
+        for suffix, sampling in samplers.items():
+            requests = evaluation_requests(run, data, sampling)
+            results[data.name + suffix] = await _score_all(run, requests, data.name + suffix)
+    return results
+
+
+def evaluation_requests(run: Run, data: EvaluationSet, sampling: Sampling) -> list[RolloutRequest]:
+    """Return one request per sample; sample j of every prompt has the seed ``eval.seed + j``."""
+    requests = []
+    noisy = sampling.sde_type != "ode"
+    for place, prompt in enumerate(data.prompts):
+        for member in range(run.recipe.eval.n_samples_per_prompt):
+            seed = evaluation_seed(run.recipe.eval.seed, member)
+            step = StepRequest(
+                num_steps=sampling.num_steps, seed=seed, group_index=place, rollout_id=0
+            )
+            requests.append(
+                RolloutRequest(
+                    prompt=prompt,
+                    group_index=place,
+                    members=(member,),
+                    seeds=(seed,),
+                    sampling=sampling,
+                    sde_steps=choose_steps(run.strategy, step).sde if noisy else (),
+                    kept_latents=(),
+                    evaluation=not noisy,
+                )
+            )
+    return requests
+
+
+async def _score_all(run: Run, requests: Sequence[RolloutRequest], name: str) -> list[Sample]:
+    """Generate and score in flight; every prompt counts exactly once."""
+    finished = 0
+
+    async def one(number: int, request: RolloutRequest) -> Sample:
+        nonlocal finished
+        assert run.engines is not None
+        (sample,) = await run.engines.generate(run.family.edit_request(request))
+        check_samples(run, request, [sample])
+        sample.index = number
+        finished += 1
+        run.progress(f"eval {name}", finished, len(requests))
+        return sample
+
+    samples = await asyncio.gather(*(one(n, request) for n, request in enumerate(requests)))
+    scores = await run.rewards.score(samples)
+    for sample, terms in zip(samples, scores, strict=True):
+        sample.scores = terms
+        sample.reward = run.reward_of(terms)
+    return list(samples)
+
+
+def mean_reward(samples: Sequence[Sample]) -> float:
+    """Return the mean over samples with a reward; NaN when there is none."""
+    values = [sample.reward for sample in samples if sample.reward is not None]
+    return sum(values) / len(values) if values else float("nan")
+
+
+def evaluation_rows(report: EvaluationReport) -> list[dict[str, Any]]:
+    """Return one plain row per sample: what was asked, with which seed, what it scored."""
+    return [
+        {
+            "set": name,
+            "row": sample.prompt.row,
+            "prompt": sample.prompt.text,
+            "member": sample.member,
+            "seed": sample.seed,
+            "reward": sample.reward,
+        }
+        for name, samples in report.samples.items()
+        for sample in samples
+    ]

@@ -1,0 +1,228 @@
+"""Pair batch to loss: forward (family), transition (SDE backend), formula (loss).
+
+Everything that calls the model is here: guidance, autocast, the reference pass. A loss never sees
+the model, a family never sees an advantage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from drl.errors import BatchError, ContractError
+from drl.lora import adapter_off
+from drl.types import (
+    Condition,
+    ConditionRecord,
+    ForwardInputs,
+    Guidance,
+    LossOutput,
+    Need,
+    Pair,
+    PairBatch,
+    Predictions,
+    ScoredTransition,
+    StepContext,
+    Streams,
+    Transition,
+    successor,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from drl.interfaces.family import Family, InputDtypes
+    from drl.interfaces.loss import Loss
+    from drl.interfaces.steps import SdeBackend
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """What one forward needs besides its pairs: model, mathematics, precision, guidance.
+
+    ``guidance`` by the route's option name; ``reference`` says that a reference pass runs.
+    """
+
+    family: Family
+    models: Mapping[str, nn.Module]
+    loss: Loss
+    backend: SdeBackend | None
+    device: torch.device
+    dtype: str
+    input_dtypes: InputDtypes
+    guidance: Mapping[str, Guidance]
+    reference: bool = False
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return autocast at the forward dtype; nothing in float32."""
+        if self.dtype == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=DTYPES[self.dtype])
+
+
+def make_batch(pairs: Sequence[Pair], device: torch.device) -> PairBatch:
+    """Stack pairs on the device; raises BatchError when they do not fit into one batch."""
+    components = sorted({pair.component for pair in pairs})
+    if len(components) > 1:
+        raise BatchError(
+            f"a micro-batch mixes denoising phases {components}; set train.micro_batch_size = 1, or "
+            "choose trained steps of one phase (sde.step_strategy)"
+        )
+    first = pairs[0]
+    timesteps = [pair.timestep for pair in pairs if pair.timestep is not None]
+    return PairBatch(
+        pairs=tuple(pairs),
+        tensors={
+            key: torch.stack([pair.tensors[key] for pair in pairs]).to(device)
+            for key in first.tensors
+        },
+        values={
+            name: column([pair.values[name] for pair in pairs], device) for name in first.values
+        },
+        weight_B=column([pair.weight for pair in pairs], device),
+        sigma_B=column([pair.sigma for pair in pairs], device),
+        timestep_B=column(timesteps, device) if len(timesteps) == len(pairs) else None,
+    )
+
+
+def column(values: Sequence[float], device: torch.device) -> Tensor:
+    """Return ``(B,)`` float32 on the device."""
+    return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def loss_of(forward: Forward, pairs: Sequence[Pair], context: StepContext) -> LossOutput:
+    """Run one micro-batch: inputs, predictions, transition, formula."""
+    batch = make_batch(pairs, forward.device)
+    inputs = complete_inputs(forward, batch, forward.loss.prepare(batch, context))
+    predictions = Predictions(
+        trained=predict(forward, batch, inputs), reference=reference_of(forward, batch, inputs)
+    )
+    transition = score_transition(forward, batch, predictions)
+    return forward.loss.compute(batch, inputs, predictions, transition)
+
+
+def complete_inputs(forward: Forward, batch: PairBatch, inputs: ForwardInputs) -> ForwardInputs:
+    """Add what core knows and the loss does not: conditions, model time, guidance."""
+    family = forward.family
+    time_B = inputs.model_time_B
+    if time_B is None:
+        time_B = family.model_time(batch.sigma_B, batch.timestep_B)
+    guidance = guidance_of(forward, batch)
+    negatives = [pair.negative for pair in batch.pairs]
+    return replace(
+        inputs,
+        model_time_B=time_B,
+        guidance=guidance,
+        condition=batch_condition(forward, [pair.condition for pair in batch.pairs]),
+        negative=batch_condition(forward, negatives) if guidance.on else None,
+    )
+
+
+def guidance_of(forward: Forward, batch: PairBatch) -> Guidance:
+    """Return the guidance of this batch's phase; off for losses that do not ask for it."""
+    if Need.GUIDANCE not in forward.loss.needs:
+        return Guidance()
+    timestep = batch.pairs[0].timestep
+    route = forward.family.route(timestep if timestep is not None else 0.0)
+    return forward.guidance[route.guidance_option]
+
+
+def batch_condition(
+    forward: Forward, records: Sequence[ConditionRecord | None]
+) -> Condition | None:
+    """Collate wire records into one batch of forward arguments on the device."""
+    known = [record for record in records if record is not None]
+    if not known:
+        return None
+    if len(known) != len(records):
+        raise ContractError("some pairs of a micro-batch carry a condition and some do not")
+    rows = [forward.family.condition(on_device(record, forward.device)) for record in known]
+    return forward.family.collate(rows)
+
+
+def on_device(record: ConditionRecord, device: torch.device) -> ConditionRecord:
+    """Move a record's tensors to the device."""
+    return replace(
+        record, tensors={name: tensor.to(device) for name, tensor in record.tensors.items()}
+    )
+
+
+def predict(forward: Forward, batch: PairBatch, inputs: ForwardInputs) -> Streams:
+    """Return the velocity of the trained weights, guided when guidance is on."""
+    model = forward.models[batch.pairs[0].component]
+    condition, negative = inputs.condition, inputs.negative
+    if condition is None:
+        raise ContractError(f"{type(forward.loss).__name__}: pairs carry no condition")
+    with forward.autocast():
+        cast = caster(forward)
+        streams = {
+            name: cast(forward.input_dtypes.latents, x) for name, x in inputs.streams.items()
+        }
+        assert inputs.model_time_B is not None
+        time_B = cast(forward.input_dtypes.timestep, inputs.model_time_B)
+        positive = forward.family.forward(model, streams, time_B, condition)
+        if negative is None:
+            return positive
+        other = forward.family.forward(model, streams, time_B, negative)
+        return forward.family.guide(positive, other, inputs.guidance)
+
+
+def caster(forward: Forward) -> Callable[[str | None, Tensor], Tensor]:
+    """Return the input dtype policy: None leaves a tensor alone, "default" is the forward dtype."""
+
+    def cast(policy: str | None, tensor: Tensor) -> Tensor:
+        if policy is None:
+            return tensor
+        return tensor.to(DTYPES[forward.dtype if policy == "default" else policy])
+
+    return cast
+
+
+def reference_of(forward: Forward, batch: PairBatch, inputs: ForwardInputs) -> Streams | None:
+    """Predict with the adapters off: no gradient, dropout off."""
+    if not forward.reference:
+        return None
+    model = forward.models[batch.pairs[0].component]
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), adapter_off(model):
+            return predict(forward, batch, inputs)
+    finally:
+        model.train(was_training)
+
+
+def score_transition(
+    forward: Forward, batch: PairBatch, predictions: Predictions
+) -> ScoredTransition | None:
+    """Score the recorded next latents under the trained weights, per stream, in float32."""
+    if Need.TRANSITION not in forward.loss.needs:
+        return None
+    assert forward.backend is not None
+    mean, std, log_prob, reference = {}, {}, {}, {}
+    for stream, velocity in predictions.trained.items():
+        step = _transition(forward.backend, batch, stream, velocity)
+        mean[stream], std[stream] = step.mean, step.std_dev_t
+        log_prob[stream] = forward.backend.log_prob(batch.tensors[successor(stream)], step)
+        if predictions.reference is not None:
+            other = predictions.reference[stream]
+            reference[stream] = _transition(forward.backend, batch, stream, other).mean
+    return ScoredTransition(
+        mean=mean, std_dev_t_B=std, log_prob_B=log_prob, reference_mean=reference or None
+    )
+
+
+def _transition(backend: SdeBackend, batch: PairBatch, stream: str, velocity: Tensor) -> Transition:
+    return backend.transition(
+        batch.tensors[stream],
+        velocity,
+        batch.sigma_B,
+        batch.values["sigma_next"],
+        sigma_max_B=batch.values["sigma_max"],
+    )

@@ -1,0 +1,139 @@
+"""Trust: samples are what was asked for, log-probs are what the trainer computes.
+
+What an engine echoes is compared with the request; what it cannot echo is checked from shapes and
+sigmas where that is possible, and listed as unproven otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drl.errors import TrustError
+from drl.types import ParityReport, RolloutRequest, Sample, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from drl.run import Run
+    from drl.types import Shard
+
+CHECKED_ANYWAY = frozenset({"num_steps", "height", "width", "num_frames", "flow_shift"})
+"""Fields that show in shapes and sigmas, whether or not the engine echoes them."""
+
+
+def check_samples(run: Run, request: RolloutRequest, samples: Sequence[Sample]) -> None:
+    """Raise TrustError when samples differ from their request or come from other weights."""
+    if len(samples) != len(request.seeds):
+        raise TrustError(
+            f"group {request.group_index}: asked for {len(request.seeds)} samples, got {len(samples)}"
+        )
+    for sample, seed in zip(samples, request.seeds, strict=True):
+        if sample.seed != seed:
+            raise TrustError(
+                f"sample of group {sample.group_index}: asked for seed {seed}, got {sample.seed}"
+            )
+        if sample.version != run.version:
+            raise TrustError(
+                f"sample of group {sample.group_index} was made by weights of version {sample.version}, "
+                f"but the loop pushed version {run.version}"
+            )
+        if run.recipe.trust.settings:
+            check_settings(sample, request.sampling)
+            check_size(sample, request.sampling)
+            check_schedule(run, sample, request)
+
+
+def check_settings(sample: Sample, asked: Sampling) -> None:
+    """Compare every setting that the engine echoed with the request."""
+    wrong = {
+        name: (value, _field(asked, name))
+        for name, value in sample.echo.items()
+        if not _same(value, _field(asked, name))
+    }
+    if wrong:
+        lines = [
+            f"  {name}: asked for {want!r}, used {used!r}" for name, (used, want) in wrong.items()
+        ]
+        raise TrustError(
+            "the engine used other settings than the recipe asks for\n" + "\n".join(lines)
+        )
+
+
+def _field(asked: Sampling, name: str) -> Any:
+    return {f.name: asked.__getattribute__(f.name) for f in fields(asked)}.get(name)
+
+
+def _same(used: Any, asked: Any) -> bool:
+    if isinstance(used, float) and isinstance(asked, int | float):
+        return abs(used - asked) <= 1e-6 * max(1.0, abs(asked))
+    return bool(used == asked)
+
+
+def check_size(sample: Sample, asked: Sampling) -> None:
+    """Compare the picture's size with the request."""
+    if sample.media is None:
+        return
+    _, frames, height, width = sample.media.pixels.shape
+    if (frames, height, width) != (asked.num_frames, asked.height, asked.width):
+        raise TrustError(
+            f"sample of group {sample.group_index} is {frames} frames of {width}x{height}; the recipe asks "
+            f"for {asked.num_frames} of {asked.width}x{asked.height} (sampling.num_frames, width, height)"
+        )
+
+
+def check_schedule(run: Run, sample: Sample, request: RolloutRequest) -> None:
+    """Compare the sample's sigma table and steps with the trainer's own schedule."""
+    trajectory = sample.trajectory
+    if trajectory is None:
+        return
+    expected = run.schedule(request.sampling)
+    if expected is not None and not torch.allclose(trajectory.sigmas, expected, rtol=0, atol=2e-7):
+        raise TrustError(
+            "rollout and training use different noise schedules (sampling.flow_shift, sampling.num_steps)\n"
+            f"  rollout: {_brief(trajectory.sigmas)}\n  training: {_brief(expected)}"
+        )
+    if trajectory.sigmas.shape[0] != request.sampling.num_steps + 1:
+        raise TrustError(
+            f"sampling.num_steps is {request.sampling.num_steps}, but the engine used "
+            f"{trajectory.sigmas.shape[0] - 1} steps"
+        )
+    if request.sde_steps is not None and trajectory.sde_steps != request.sde_steps:
+        raise TrustError(
+            f"steps {request.sde_steps} were to be stochastic; the engine used {trajectory.sde_steps}"
+        )
+
+
+def _brief(sigmas: torch.Tensor) -> str:
+    return "[" + ", ".join(f"{value:.4f}" for value in sigmas.tolist()) + "]"
+
+
+def unproven_settings(echoes: frozenset[str]) -> list[str]:
+    """Return the settings that neither an echo nor a shape can prove."""
+    return sorted({f.name for f in fields(Sampling)} - echoes - CHECKED_ANYWAY)
+
+
+def prove_parity_once(run: Run, shards: Sequence[Shard]) -> None:
+    """Before this process's first optimizer step, replay the rollout and compare log-probs."""
+    if run.parity is not None or not run.recipe.trust.parity or not run.needs_rollout:
+        return
+    report = run.trainer.replay(shards)
+    run.parity = report
+    limit = run.recipe.trust.max_log_prob_diff
+    if not report.worst <= limit:
+        raise TrustError(_parity_text(report, limit))
+    run.event(
+        f"parity: max |Δ log-prob| {report.worst:.2e} over {report.rows} pairs (limit {limit:.0e})"
+    )
+
+
+def _parity_text(report: ParityReport, limit: float) -> str:
+    steps = "\n".join(f"  step {step}: {value:.3e}" for step, value in report.by_step.items())
+    return (
+        f"rollout and trainer disagree before the first optimizer step: |Δ log-prob| up to "
+        f"{report.worst:.3e}, trust.max_log_prob_diff allows {limit:.1e}\n{steps}\n"
+        "equal dtypes (train.forward_dtype) and equal batch shapes (train.micro_batch_size, "
+        "rollout.local.rows) bring them together"
+    )

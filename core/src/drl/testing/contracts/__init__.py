@@ -1,0 +1,1 @@
+"""One test class per kind; a plugin passes when its subclasses pass."""

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drl.observe.chart import (
+    BOTTOM,
+    LEFT,
+    MOST_BARS,
+    RIGHT,
+    TOP,
+    Series,
+    bar_chart,
+    label,
+    line_chart,
+    thin,
+    ticks,
+)
+
+figures = st.floats(-1e150, 1e150, allow_nan=False)
+
+
+def coordinates(text: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in (point.split(",") for point in text.split())]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 10.0, [0, 2, 4, 6, 8, 10]),
+        (0.13, 0.61, [0.2, 0.3, 0.4, 0.5, 0.6]),
+        (-3.0, 3.0, [-2, 0, 2]),
+        (5.0, 5.0, [5.0]),
+        (0.0, 3800.0, [0, 1000, 2000, 3000]),
+    ],
+)
+def test_ticks_are_round_numbers_inside_the_range(
+    low: float, high: float, expected: list[float]
+) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+@given(figures, figures)
+def test_ticks_are_few_for_any_range(one: float, two: float) -> None:
+    assert 1 <= len(ticks(min(one, two), max(one, two))) <= 12
+
+
+@pytest.mark.parametrize(
+    ("value", "step", "text"),
+    [
+        (0.25, 0.05, "0.25"),
+        (0.6000000000000001, 0.2, "0.6"),
+        (1.0002, 0.0002, "1.0002"),
+        (2000.0, 1000.0, "2000"),
+        (0.0, 0.2, "0.0"),
+        (3e-6, 1e-6, "3e-6"),
+        (1.5e7, 5e6, "1.5e7"),
+        (0.764052, 0.0, "0.764052"),
+        (0.0, 0.0, "0"),
+    ],
+)
+def test_labels_have_the_digits_that_tell_neighbours_apart(
+    value: float, step: float, text: str
+) -> None:
+    assert label(value, step) == text
+
+
+def test_a_line_runs_from_corner_to_corner_with_a_little_air() -> None:
+    chart = line_chart([Series(name="reward", points=[(0, 1.0), (10, 2.0)])], "iteration")
+    height = BOTTOM - TOP
+    (first, last) = coordinates(chart.lines[0].line)
+    assert first == (LEFT, pytest.approx(BOTTOM - 0.04 / 1.08 * height, abs=0.06))
+    assert last == (RIGHT, pytest.approx(TOP + 0.04 / 1.08 * height, abs=0.06))
+    assert chart.x_label == "iteration"
+
+
+def test_what_is_never_negative_has_no_negative_axis() -> None:
+    chart = line_chart([Series(name="share", points=[(0, 0.0), (1, 1.0)])], "iteration")
+    assert coordinates(chart.lines[0].line)[0][1] == BOTTOM
+    assert chart.y_ticks[0].label == "0.0"
+
+
+def test_the_band_goes_out_above_and_comes_back_below() -> None:
+    one = Series(name="r", points=[(0, 1.0), (1, 1.0)], spread={0: 1.0, 1: 0.5})
+    chart = line_chart([one], "iteration")
+    upper_left, upper_right, lower_right, lower_left = coordinates(chart.lines[0].band)
+    assert upper_left[0] == lower_left[0] == LEFT
+    assert upper_right[0] == lower_right[0] == RIGHT
+    middle = coordinates(chart.lines[0].line)[0][1]
+    assert lower_left[1] - middle == pytest.approx(middle - upper_left[1], abs=0.11)
+    assert lower_right[1] - middle == pytest.approx((lower_left[1] - middle) / 2, abs=0.11)
+
+
+def test_one_value_alone_is_a_dot_in_the_middle() -> None:
+    chart = line_chart([Series(name="eval", points=[(3, 0.5)])], "iteration")
+    assert chart.lines[0].dots == (((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2),)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-5, 10**12), figures, st.floats(0, 1e150)), min_size=1, max_size=30
+    )
+)
+def test_everything_stays_in_the_box(rows: list[tuple[int, float, float]]) -> None:
+    unique = {x: (y, half) for x, y, half in rows}
+    one = Series(
+        name="any",
+        points=[(float(x), unique[x][0]) for x in sorted(unique)],
+        spread={float(x): half for x, (_, half) in unique.items()},
+        dots=True,
+    )
+    chart = line_chart([one], "iteration")
+    drawn = [
+        *coordinates(chart.lines[0].line),
+        *coordinates(chart.lines[0].band),
+        *chart.lines[0].dots,
+    ]
+    assert all(LEFT <= x <= RIGHT and TOP <= y <= BOTTOM for x, y in drawn)
+    assert all(TOP <= tick.place <= BOTTOM for tick in chart.y_ticks)
+    assert all(LEFT <= tick.place <= RIGHT for tick in chart.x_ticks)
+
+
+def test_thinning_keeps_ends_and_spikes() -> None:
+    points = [(float(x), 0.0) for x in range(10_000)]
+    points[4321] = (4321.0, 9.0)
+    points[7777] = (7777.0, -9.0)
+    kept = thin(points)
+    assert len(kept) <= 242
+    assert kept[0] == points[0]
+    assert kept[-1] == points[-1]
+    assert points[4321] in kept
+    assert points[7777] in kept
+    assert kept == sorted(kept)
+
+
+def test_few_points_are_not_thinned() -> None:
+    points = [(float(x), 1.0) for x in range(240)]
+    assert thin(points) == points
+
+
+def test_bars_are_stacked_from_the_ground() -> None:
+    chart = bar_chart([(0, [1.0, 3.0]), (1, [2.0, 0.0])], "iteration")
+    first, second, third = chart.bars
+    height = BOTTOM - TOP
+    assert first.y + first.height == BOTTOM
+    assert first.height == pytest.approx(height / 4, abs=0.1)
+    assert second.y == TOP
+    assert second.y + second.height == pytest.approx(first.y, abs=0.1)
+    assert (second.kind, third.kind) == (1, 0)
+    assert third.height == pytest.approx(height / 2, abs=0.1)
+
+
+def test_many_bars_are_joined_by_their_mean() -> None:
+    chart = bar_chart([(float(x), [2.0 * (x % 2)]) for x in range(600)], "iteration")
+    assert len(chart.bars) == MOST_BARS
+    assert {bar.height for bar in chart.bars} == {BOTTOM - TOP}

@@ -1,0 +1,38 @@
+"""Options of the family ``sd3``, the recipe table ``[model.sd3]``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from drl.options import Field, Options
+
+
+class Sd3Options(Options):
+    """How Stable Diffusion 3 encodes text and decodes pictures."""
+
+    t5_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Length that prompts are padded to for T5; unset: 256, or what its tokenizer allows "
+        "if that is less.",
+    )
+    text_dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Precision of the three text encoders."
+    )
+    prompt_cache: int = Field(
+        512, ge=1, description="How many prompts keep their embeddings in memory."
+    )
+    decode_rows: int = Field(
+        8,
+        ge=1,
+        description="Pictures decoded at once; every decode runs at this count, padded, so that a "
+        "picture does not depend on its neighbours. Lower it when decoding runs out of memory.",
+    )
+
+
+class GlyphOptions(Options):
+    """Pictures of random strings, for supervised training."""
+
+    count: int = Field(
+        12_000, ge=1, description="Number of different pictures; an epoch shows each once."
+    )

@@ -1,0 +1,118 @@
+"""Three updaters for engines in the trainer's process; they differ in what a bucket carries.
+
+Full weights and weights that the trainer merged travel as "dense" buckets; adapters travel as
+"lora_merge" buckets, with their rank and alpha, and the engine merges them into its own base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from drl.api import Context, EngineHandle, PackedUnits, PushReport, SyncPlan, Updater
+from drl_updater_in_process.sender import Sender
+
+
+class InProcessFull(Updater):
+    """Pushes all trained weights."""
+
+    payload = "dense"
+    transport = "local"
+
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
+        self.sender = Sender("dense")
+
+    def accepts(self, plan: SyncPlan) -> str | None:
+        """Take full training beside engines in this process."""
+        if plan.trained != "full":
+            return "the run trains adapters, not full weights"
+        return misfit(plan, "dense")
+
+    def connect(self, trainer: Context, engines: Sequence[EngineHandle]) -> None:
+        """Open a client of each engine."""
+        self.sender.connect(engines)
+
+    def push(self, component: str, buckets: Iterator[PackedUnits], version: int) -> PushReport:
+        """Hand every bucket to every engine."""
+        return self.sender.push(component, buckets, version)
+
+    def close(self) -> None:
+        """Let go of the engines."""
+        self.sender.close()
+
+
+class InProcessMerged(Updater):
+    """Pushes weights into which core has merged the adapters; any adapter will do."""
+
+    payload = "merged"
+    transport = "local"
+
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
+        self.sender = Sender("dense")
+
+    def accepts(self, plan: SyncPlan) -> str | None:
+        """Take adapter training beside engines in this process."""
+        if plan.trained != "adapters":
+            return "the run trains full weights, there is nothing to merge"
+        return misfit(plan, "dense")
+
+    def connect(self, trainer: Context, engines: Sequence[EngineHandle]) -> None:
+        """Open a client of each engine."""
+        self.sender.connect(engines)
+
+    def push(self, component: str, buckets: Iterator[PackedUnits], version: int) -> PushReport:
+        """Hand every bucket to every engine."""
+        return self.sender.push(component, buckets, version)
+
+    def close(self) -> None:
+        """Let go of the engines."""
+        self.sender.close()
+
+
+class InProcessLora(Updater):
+    """Pushes adapters; needs one rank and alpha for all layers, as the bucket has room for one."""
+
+    payload = "lora"
+    transport = "local"
+
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
+        self.sender = Sender("lora_merge")
+
+    def accepts(self, plan: SyncPlan) -> str | None:
+        """Take uniform adapters beside engines in this process that merge."""
+        if plan.trained != "adapters":
+            return "the run trains full weights, there is no adapter to push"
+        if not plan.uniform_adapters:
+            return "adapters with a rank or alpha per layer must be merged by the trainer"
+        return misfit(plan, "lora_merge")
+
+    def connect(self, trainer: Context, engines: Sequence[EngineHandle]) -> None:
+        """Open a client of each engine."""
+        self.sender.connect(engines)
+
+    def push(self, component: str, buckets: Iterator[PackedUnits], version: int) -> PushReport:
+        """Hand every bucket to every engine."""
+        return self.sender.push(component, buckets, version)
+
+    def close(self) -> None:
+        """Let go of the engines."""
+        self.sender.close()
+
+
+def misfit(plan: SyncPlan, payload: str) -> str | None:
+    """Say why engines of this plan cannot be reached in this process, or None."""
+    if plan.placement != "same_process":
+        return f"engines and trainer are not in one process (placement {plan.placement})"
+    if not plan.engines:
+        return "the run has no engine to push to"
+    for capabilities in plan.engines:
+        if "local" not in capabilities.transports:
+            offered = ", ".join(sorted(capabilities.transports)) or "none"
+            return f"the engine has no transport 'local'; it has {offered}"
+        if payload not in capabilities.payloads:
+            offered = ", ".join(sorted(capabilities.payloads)) or "none"
+            return f"the engine takes no {payload} buckets; it takes {offered}"
+    return None

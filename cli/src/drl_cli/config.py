@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from drl.errors import lines_of
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
@@ -33,7 +34,7 @@ def check(session: Session, recipe: Path, sets: tuple[str, ...], override: Path 
 
     resolved = load_recipe(recipe, sets=sets, override=override, catalog=session.catalog)
     for warning in resolved.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo("\n".join(["warning:", *lines_of(warning)]).replace("\n", " ", 1), err=True)
     click.echo(f"{recipe} is valid")
 
 

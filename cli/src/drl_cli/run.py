@@ -18,7 +18,11 @@ from drl_cli.session import Session
     metavar="DIR",
     help="Where the run keeps its files; runs/<name>-<time> when absent.",
 )
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of --run-dir.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on from the newest checkpoint of --run-dir, or of the recipe's newest run.",
+)
 @click.option("--dry-run", is_flag=True, help="Check the recipe, print the plan, and stop.")
 @click.pass_obj
 def run(

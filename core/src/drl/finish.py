@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from safetensors.torch import save_file
 
 from drl.lora import to_plain_name
-from drl.observe.files import read_json_lines
 from drl.observe.metrics import read_metrics
 from drl.observe.report import write_report
 from drl.observe.summary import (
@@ -67,7 +66,6 @@ def save_full_weights(run: Run) -> list[Path]:
 
 def summarize(run: Run) -> Summary:
     """Gather the result of the run; what did not take place is None."""
-    pushes = read_json_lines(run.directory.sync)[0] if run.directory.sync.is_file() else []
     limit = run.recipe.trust.max_log_prob_diff
     return Summary(
         heldout=heldout(run, ""),
@@ -77,7 +75,7 @@ def summarize(run: Run) -> Summary:
         iterations=run.recipe.train.num_rollout,
         images_seen=run.counters.images_seen,
         parity=None if run.parity is None else parity_summary(run.parity, limit),
-        sync=sync_totals(pushes),
+        sync=sync_totals(run.directory),
         versions=versions(run.catalog.distributions),
         unproven=unproven(run),
     )

@@ -70,8 +70,10 @@ def test_a_line_runs_from_corner_to_corner_with_a_little_air() -> None:
     chart = line_chart([Series(name="reward", points=[(0, 1.0), (10, 2.0)])], "iteration")
     height = BOTTOM - TOP
     (first, last) = coordinates(chart.lines[0].line)
-    assert first == (LEFT, pytest.approx(BOTTOM - 0.04 / 1.08 * height, abs=0.06))
-    assert last == (RIGHT, pytest.approx(TOP + 0.04 / 1.08 * height, abs=0.06))
+    air = 0.04 / 1.08 * height
+    assert (first[0], last[0]) == (LEFT, RIGHT)
+    assert first[1] == pytest.approx(BOTTOM - air, abs=0.06)
+    assert last[1] == pytest.approx(TOP + air, abs=0.06)
     assert chart.x_label == "iteration"
 
 

@@ -78,6 +78,15 @@ def test_images_seen_counts_failed_samples_too(tmp_path: Path) -> None:
     assert read_metrics(path).images_seen() == {-1: 0.0, 0: 64.0, 1: 128.0}
 
 
+def test_the_count_of_images_that_the_run_logged_wins(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "metrics.jsonl",
+        {"step": 0, "rollout/reward/raw_num_samples": 60, "rollout/images_seen": 96},
+        {"step": 1, "rollout/reward/raw_num_samples": 64},
+    )
+    assert read_metrics(path).images_seen() == {0: 96.0, 1: 160.0}
+
+
 def test_training_time_leaves_evaluations_out(tmp_path: Path) -> None:
     path = write(
         tmp_path / "metrics.jsonl",

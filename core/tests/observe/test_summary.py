@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,8 +40,8 @@ def evaluation(make: Make, rewards: list[list[float | None]]) -> list[Sample]:
     ]
 
 
-def push(version: int, **changed: object) -> PushReport:
-    values: dict[str, object] = {
+def push(version: int, **changed: Any) -> PushReport:
+    values: dict[str, Any] = {
         "version": version,
         "component": "transformer",
         "names": ("a", "b"),
@@ -49,7 +50,7 @@ def push(version: int, **changed: object) -> PushReport:
         "checksum": f"{version:064x}",
         "seconds": 0.25,
     }
-    return PushReport(**(values | changed))  # type: ignore[arg-type]
+    return PushReport(**(values | changed))
 
 
 def test_comparison_equals_the_numbers_worked_by_hand(make_sample: Make) -> None:
@@ -176,8 +177,8 @@ def test_the_sampler_is_named_with_everything_a_score_hangs_on(
 
 
 def test_two_samplers_never_share_a_sentence() -> None:
-    base = {"num_steps": 8, "height": 16, "width": 48}
-    changes = [
+    base: dict[str, Any] = {"num_steps": 8, "height": 16, "width": 48}
+    changes: list[dict[str, Any]] = [
         {},
         {"num_steps": 9},
         {"height": 32},
@@ -191,7 +192,7 @@ def test_two_samplers_never_share_a_sentence() -> None:
         {"sde_type": "cps", "noise_level": 0.7},
         {"sde_type": "sde", "noise_level": 0.7},
     ]
-    sentences = {sampler_sentence(Sampling(**(base | change)), [42]) for change in changes}  # type: ignore[arg-type]
+    sentences = {sampler_sentence(Sampling(**(base | change)), [42]) for change in changes}
     assert len(sentences) == len(changes)
 
 

@@ -40,15 +40,16 @@ def drl_register_step_strategies() -> Sequence[Component]:
 @hookimpl
 def drl_check_recipe(recipe: Recipe) -> Iterable[Problem]:
     """Say which option asks for steps that the sampler does not have."""
+    from drl.builtin.config_steps import EpochGlobalRandomChoiceOptions, SdeWindowOptions
     from drl.builtin.steps_rules import candidate_problems, window_problems
 
     name = recipe.sde.step_strategy
-    if name == "sde_window":
-        options = recipe.options("step_strategy", name)
-        return window_problems(options.range, recipe.sde.num_steps, recipe.sampling.num_steps)
-    if name == "epoch_global_random_choice":
-        options = recipe.options("step_strategy", name)
-        return candidate_problems(
-            options.candidate_steps, recipe.sde.num_steps, recipe.sampling.num_steps
-        )
+    if name not in ("sde_window", "epoch_global_random_choice"):
+        return []
+    count, num_steps = recipe.sde.num_steps, recipe.sampling.num_steps
+    options = recipe.options("step_strategy", name)
+    if isinstance(options, SdeWindowOptions):
+        return window_problems(options.range, count, num_steps)
+    if isinstance(options, EpochGlobalRandomChoiceOptions):
+        return candidate_problems(options.candidate_steps, count, num_steps)
     return []

@@ -9,6 +9,7 @@ from typing import Any
 
 from drl.config.draft import Draft, NotKnown
 from drl.config.layers import AUTO
+from drl.config.places import is_file, is_folder
 from drl.types import CheckpointFacts, Claim
 
 
@@ -24,14 +25,6 @@ def place_checkpoint(draft: Draft) -> None:
         draft.put("model.checkpoint", str(folder), owner.origin)
     elif given.startswith((".", "/", "~")) or "/" not in given:
         draft.error("model.checkpoint", f"there is no folder {folder}; a hub id reads owner/name")
-
-
-def is_folder(path: Path) -> bool:
-    """True for a folder; a name that no file system takes is none."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def claim_family(draft: Draft) -> None:
@@ -65,7 +58,7 @@ def _strength(claim: Claim) -> tuple[bool, int]:
 def _model_index(draft: Draft, checkpoint: str) -> dict[str, Any] | None:
     """Return the parsed model_index.json of a local folder, or None for a hub id."""
     file = Path(checkpoint) / "model_index.json"
-    if not file.is_file():
+    if not is_file(file):
         return None
     try:
         index = json.loads(file.read_text("utf-8"))

@@ -26,13 +26,13 @@ def read_recipe(path: Path) -> list[Layer]:
 
 
 def _with_includes(path: Path, shown: str, above: tuple[Path, ...]) -> Iterator[Layer]:
+    text = _text(path, shown)  # first: a path that cannot be read may be no path at all
     real = path.resolve()
     if real in above:
         chain = " -> ".join(step.name for step in (*above, real))
         raise _unreadable(
             above[0].name, Problem("include.files", f"includes form a cycle: {chain}")
         )
-    text = _text(path, shown)
     values = _toml(text, shown)
     lines = line_numbers(text)
     files = _included(values.pop("include", {"files": []}), shown, lines)

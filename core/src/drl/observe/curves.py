@@ -17,6 +17,7 @@ from drl.observe.timing import UNACCOUNTED, phases_of
 ITERATION = "iteration"
 IMAGES = "images seen"
 REWARD = "rollout/reward/raw_mean"
+ROLLOUT_SAMPLER = "rollout_sampler"
 MOST_KINDS = 8
 MOST_TERMS = 4
 
@@ -83,15 +84,14 @@ class PhaseTime:
 
 
 def panels(metrics: Metrics, samplers: Mapping[str, str]) -> list[Panel]:
-    """Return the charts for which there are figures; ``samplers``: sentence by evaluation name.
+    """Return the charts for which there are figures; ``samplers``: sentence by figure name.
 
     Each evaluation has a chart of its own, because other sampling makes other scores.
     """
     names = metrics.names()
     held_out = [
         Wanted(metric=name, title=f"Held-out reward: {name[5:]}", unit="reward, mean over samples")
-        for name in names
-        if name.startswith("eval/") and name.count("/") == 1 and name != "eval/step"
+        for name in evaluation_names(metrics)
     ]
     terms = [
         Wanted(metric=name, title=f"Reward term {match[1]}", unit="score, mean over samples")
@@ -99,8 +99,14 @@ def panels(metrics: Metrics, samplers: Mapping[str, str]) -> list[Panel]:
         if (match := re.fullmatch(r"rollout/reward/(?!raw_|norm_|group_)(.+)_mean", name))
     ]
     shown = [FIRST, *held_out, *(terms[:MOST_TERMS] if len(terms) > 1 else []), *LATER]
-    found = [_panel(metrics, wanted, samplers.get(wanted.metric[5:], "")) for wanted in shown]
+    found = [_panel(metrics, wanted, samplers.get(wanted.metric, "")) for wanted in shown]
     return [panel for panel in found if panel is not None]
+
+
+def evaluation_names(metrics: Metrics) -> list[str]:
+    """Return the mean of each set under each sampler: ``eval/<set>``, ``eval/<set>/rollout_sampler``."""
+    pattern = re.compile(rf"eval/(?!step$)[^/]+(/{ROLLOUT_SAMPLER})?")
+    return [name for name in metrics.names() if pattern.fullmatch(name)]
 
 
 def _panel(metrics: Metrics, wanted: Wanted, note: str) -> Panel | None:
@@ -128,12 +134,13 @@ def _panel(metrics: Metrics, wanted: Wanted, note: str) -> Panel | None:
 
 
 def _lines(metrics: Metrics, wanted: Wanted) -> dict[str, list[tuple[int, float]]]:
-    """Return the figure itself, or its lines per inner update (``<metric>/update_<k>``) beside it."""
-    pattern = re.compile(re.escape(wanted.metric) + r"/update_(\d{1,4})")
+    """Return the figure itself, or its lines per inner update (``<metric>_update_<k>``) instead."""
+    pattern = re.compile(re.escape(wanted.metric) + r"_update_(\d{1,4})")
     updates = [match for name in metrics.names() if (match := pattern.fullmatch(name))]
-    lines = {f"update {match[1]}": metrics.series(match[0]) for match in updates[:MOST_KINDS]}
+    if len(updates) > 1:
+        return {f"update {match[1]}": metrics.series(match[0]) for match in updates[:MOST_KINDS]}
     own = metrics.series(wanted.metric)
-    return lines or ({wanted.title: own} if own else {})
+    return {wanted.title: own} if own else {}
 
 
 def _chart(

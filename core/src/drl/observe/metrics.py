@@ -14,6 +14,7 @@ from typing import Any
 from drl.observe.files import number, read_json_lines
 from drl.observe.timing import EVALUATION, STEP_TIME, phase_key
 
+IMAGES_SEEN = "rollout/images_seen"
 VALID_SAMPLES = "rollout/reward/raw_num_samples"
 FAILED_SAMPLES = "rollout/reward/failed"
 LARGEST_STEP = 10**12
@@ -35,10 +36,14 @@ class Metrics:
         return list(dict.fromkeys(name for row in self.rows.values() for name in row))
 
     def images_seen(self) -> dict[int, float]:
-        """Return per iteration how many samples were made up to its end, failed ones included."""
+        """Return per iteration how many samples were made up to its end, failed ones included.
+
+        Read from ``rollout/images_seen``; a row without it adds its own samples to the last count.
+        """
         seen, total = {}, 0.0
         for step, row in self.rows.items():
-            total += row.get(VALID_SAMPLES, 0.0) + row.get(FAILED_SAMPLES, 0.0)
+            made = row.get(VALID_SAMPLES, 0.0) + row.get(FAILED_SAMPLES, 0.0)
+            total = row.get(IMAGES_SEEN, total + made)
             seen[step] = total
         return seen
 

@@ -17,7 +17,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from drl.observe.chart import HEIGHT, WIDTH, Chart
-from drl.observe.curves import Panel, PhaseTime, panels, phase_times
+from drl.observe.curves import (
+    ROLLOUT_SAMPLER,
+    Panel,
+    PhaseTime,
+    evaluation_names,
+    panels,
+    phase_times,
+)
 from drl.observe.directory import RunDirectory
 from drl.observe.files import number, read_json_lines, write_text_atomic
 from drl.observe.gallery import Gallery, load_gallery
@@ -162,7 +169,7 @@ def gather(directory: RunDirectory) -> View:
         status=str(summary.get("status", "finished")) if summary else "unfinished",
         facts=_facts(summary, metrics),
         results=results,
-        panels=tuple(panels(metrics, _samplers(summary))),
+        panels=tuple(panels(metrics, _samplers(summary, metrics))),
         gallery=gallery,
         parity=_parity(summary, metrics, limit),
         parity_limit=limit,
@@ -272,9 +279,13 @@ def _result(title: str, heldout: Mapping[str, Any]) -> Result | None:
     )
 
 
-def _samplers(summary: Mapping[str, Any]) -> dict[str, str]:
-    keys = ("heldout", "heldout_rollout_sampler")
-    return {key: str(_mapping(summary, key).get("sampler", "")) for key in keys}
+def _samplers(summary: Mapping[str, Any], metrics: Metrics) -> dict[str, str]:
+    """Return the sampler's sentence by figure; the summary's comparisons are of the first set."""
+    names = evaluation_names(metrics)
+    if not names:
+        return {}
+    keys = {"heldout": names[0], "heldout_rollout_sampler": f"{names[0]}/{ROLLOUT_SAMPLER}"}
+    return {name: str(_mapping(summary, key).get("sampler", "")) for key, name in keys.items()}
 
 
 def _limit(summary: Mapping[str, Any], recipe: Mapping[str, Any]) -> float | None:

@@ -119,7 +119,7 @@ def test_a_log_prob_of_nan_is_refused_unless_the_sample_is_out() -> None:
 
 def test_the_loss_expands_its_unit_and_feeds_the_recorded_latents() -> None:
     section = SimpleNamespace(kl_beta=0.0, adv_clip_max=5.0)
-    loss = PolicyLoss(PolicyLossConfig(), Context(section=section))
+    loss = PolicyLoss(PolicyLossConfig.model_validate({}), Context(section=section))
     assert loss.unit == "sample"
     pairs = loss.expand([windowed()], [1.0], StepContext(section=section))
     assert [pair.id for pair in pairs] == [(12, 1), (12, 2)]

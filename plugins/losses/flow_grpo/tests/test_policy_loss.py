@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -96,7 +95,7 @@ def test_ratio_one_gives_minus_the_advantage() -> None:
     )
     assert float(output.loss) == -1.0
     got = figures(output)
-    assert (got["ratio"], got["ratio_abs_minus_1"], got["clipfrac"]) == (1.0, 0.0, 0.0)
+    assert (got["ratio_mean"], got["ratio_abs_minus_1"], got["clipfrac"]) == (1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_streams_are_summed() -> None:
         reference_mean={"visual": torch.zeros(1, 2), "audio": torch.full((1, 3), 3.0)},
     )
     got = figures(compute(policy_loss(kl_beta=0.1), batch([1.0], [-0.75]), transition))
-    assert got["ratio"] == 1.0
+    assert got["ratio_mean"] == 1.0
     assert got["kl_loss"] == pytest.approx(0.5 + 2.0)
 
 
@@ -157,7 +156,7 @@ def test_metrics_by_hand() -> None:
     assert got == pytest.approx(
         {
             "adv_abs_mean": 2.0,
-            "ratio": sum(ratios) / 2,
+            "ratio_mean": sum(ratios) / 2,
             "ratio_abs_minus_1": (ratios[0] - 1 + 1 - ratios[1]) / 2,
             "approx_kl": 0.5 * (0.01 + 0.0001) / 2,
             "clipfrac": 0.5,
@@ -221,5 +220,4 @@ def test_clip_ranges_outside_zero_to_one_are_refused(bad: float) -> None:
 
 
 def test_default_clip_range() -> None:
-    made: Any = PolicyLossConfig()
-    assert made.clip_range == 1e-4
+    assert PolicyLossConfig.model_validate({}).clip_range == 1e-4

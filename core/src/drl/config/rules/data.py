@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drl.config.draft import Draft
+from drl.config.places import is_file, is_folder
 from drl.errors import Problem
 
 
@@ -16,9 +17,9 @@ def prompt_file(draft: Draft) -> Iterator[Problem]:
             yield Problem(
                 "data.prompt_data", "is required by data.source 'jsonl': a .jsonl file of prompts"
             )
-    elif not path.exists():
+    elif not is_file(path) and not is_folder(path):
         yield Problem("data.prompt_data", f"there is no file {path}")
-    elif source == "jsonl" and not path.is_file():
+    elif source == "jsonl" and not is_file(path):
         yield Problem("data.prompt_data", f"{path} is a folder; data.source 'jsonl' reads a file")
     elif source == "jsonl" and path.suffix != ".jsonl":
         yield Problem(
@@ -29,7 +30,7 @@ def prompt_file(draft: Draft) -> Iterator[Problem]:
 def evaluation_files(draft: Draft) -> Iterator[Problem]:
     """The files of the evaluation sets exist."""
     for number, dataset in enumerate(draft.get("eval.datasets")):
-        if not dataset.path.is_file():
+        if not is_file(dataset.path):
             yield Problem(f"eval.datasets[{number}].path", f"there is no file {dataset.path}")
 
 

@@ -28,6 +28,11 @@ class Sd3Options(Options):
         description="Pictures decoded at once; every decode runs at this count, padded, so that a "
         "picture does not depend on its neighbours. Lower it when decoding runs out of memory.",
     )
+    tiled_decode: bool = Field(
+        False,
+        description="Decode pictures larger than the VAE's sample_size in overlapping tiles, as the "
+        "sglang server does: less memory, but not the same picture as decoding it whole.",
+    )
 
 
 class GlyphOptions(Options):

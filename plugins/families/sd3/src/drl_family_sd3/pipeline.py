@@ -90,6 +90,8 @@ class Sd3Pipeline(Pipeline):
         self.text = load_text_encoders(checkpoint, options, context.device)
         # Always float32: the VAE overflows in float16, and it is a small part of the work.
         self.vae = load_part(checkpoint, "vae", dtype="fp32", device=context.device)
+        if options.tiled_decode:
+            self.vae.enable_tiling()
         self.scale = float(self.vae.config.scaling_factor)
         self.shift = float(self.vae.config.shift_factor or 0.0)
 

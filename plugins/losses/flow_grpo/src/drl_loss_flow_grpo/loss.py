@@ -135,7 +135,7 @@ def _figures(
     difference_B = log_prob_B - old_B
     return {
         "adv_abs_mean": advantage_B.abs(),
-        "ratio": ratio_B,
+        "ratio_mean": ratio_B,
         "ratio_abs_minus_1": (ratio_B - 1).abs(),
         "approx_kl": 0.5 * difference_B**2,
         "clipfrac": ((ratio_B - 1).abs() > clip_range).float(),

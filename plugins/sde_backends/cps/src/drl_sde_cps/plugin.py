@@ -18,7 +18,11 @@ def drl_register_sde_backends() -> Sequence[Component]:
             "cps",
             "drl_sde_cps.cps:CpsSde",
             summary="Coefficients-preserving sampling: noise without excess variance.",
-            facts={"has_density": True},
+            facts={
+                "has_density": True,
+                "log_prob_no_const": True,
+                "last_step_has_variance": False,
+            },
         )
     ]
 

@@ -86,7 +86,7 @@ class FlowOde(SdeBackend):
 def sde_transition(
     latents: Tensor, velocity: Tensor, sigma_B: Tensor, sigma_next_B: Tensor, std_dev_t_B: Tensor
 ) -> Transition:
-    """Return the Flow-SDE step for a given diffusion scale (Flow-GRPO, equation 9).
+    """Return the Flow-SDE step for a given diffusion scale (Flow-GRPO).
 
     A constant scale gives DanceGRPO's step (arXiv 2505.07818). Latents and velocity ``(B, *L)`` of any
     float dtype, the rest ``(B,)``.

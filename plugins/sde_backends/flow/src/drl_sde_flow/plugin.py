@@ -17,7 +17,7 @@ def drl_register_sde_backends() -> Sequence[Component]:
             "sde",
             "drl_sde_flow.flow:FlowSde",
             summary="Flow-SDE step with a Gaussian log-probability, as in Flow-GRPO.",
-            facts={"has_density": True},
+            facts={"has_density": True, "last_step_has_variance": True},
         ),
         Component(
             "ode",

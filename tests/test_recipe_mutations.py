@@ -125,6 +125,14 @@ def extras(rng: random.Random, folder: Path) -> dict[str, Any]:
     return chosen
 
 
+def refused(error: RecipeError) -> bool:
+    """Return False; a refusal without a message fails the test."""
+    assert error.problems
+    assert all(problem.message for problem in error.problems)
+    assert str(error)
+    return False
+
+
 @pytest.fixture(scope="module")
 def catalog() -> Catalog:
     return Catalog.load()
@@ -147,10 +155,7 @@ def survives(tmp_path: Path, catalog: Catalog) -> Callable[[int], bool]:
         try:
             recipe = load_recipe(file, catalog=catalog, machine=machine, **extras(rng, tmp_path))
         except RecipeError as error:
-            assert error.problems
-            assert all(problem.message for problem in error.problems)
-            assert str(error)
-            return False
+            return refused(error)
         file.write_text(recipe.to_toml(), "utf-8")
         again = load_recipe(file, catalog=catalog, machine=Machine())
         assert again.resolved() == recipe.resolved()

@@ -150,5 +150,9 @@ def explanation_of_plugins(error: Exception, session: Session) -> str | None:
     """Return what the first plugin says that recognises the error; none is loaded to be asked."""
     if session.loaded is None:
         return None
-    answer = session.loaded.hooks.drl_explain_error(error=error, recipe=None)
+    try:
+        answer = session.loaded.hooks.drl_explain_error(error=error, recipe=None)
+    # A hint that fails must not take the place of the error that it was asked about.
+    except Exception as failure:
+        return f"no hint: {'; '.join([repr(failure), *vars(failure).get('__notes__', ())])}"
     return None if answer is None else str(answer)

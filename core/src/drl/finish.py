@@ -22,7 +22,7 @@ from drl.observe.summary import (
     write_summary,
 )
 from drl.observe.versions import versions
-from drl.stages.evaluate import NOISY
+from drl.stages.evaluate import AFTER, BEFORE, NOISY
 from drl.stages.rollout import evaluation_sampling, training_sampling
 from drl.stages.trust import unproven_settings
 from drl.types import Prompt, Sample
@@ -93,7 +93,7 @@ def heldout(run: Run, suffix: str) -> Heldout | None:
     if not run.evaluation_sets:
         return None
     name = run.evaluation_sets[0].name + suffix
-    before, after = (stored_samples(run, label, name) for label in ("before", "after"))
+    before, after = (stored_samples(run, label, name) for label in (BEFORE, AFTER))
     if not before or not after:
         return None
     sampling = training_sampling(run.recipe) if suffix else evaluation_sampling(run.recipe)

@@ -18,7 +18,7 @@ from drl.interfaces.loss import Loss
 from drl.lora import save_peft
 from drl.observe.files import write_json_atomic
 from drl.stages.advantage import reward_metrics
-from drl.stages.evaluate import EvaluationSet, evaluation_rows
+from drl.stages.evaluate import BEFORE, EvaluationSet, evaluation_rows
 from drl.stages.reward import weighted_sum
 from drl.stages.step import mean_of
 from drl.stages.sync import SyncLog
@@ -217,6 +217,8 @@ class Run:
             self.phases.overlap(name, seconds)
         row["rollout/images_seen"] = float(self.counters.images_seen)
         row |= self.phases.finish()
+        if row.get("perf/rollout_time"):
+            row["perf/images_per_second"] = len(rollout.samples) / row["perf/rollout_time"]
         finite = {name: float(value) for name, value in row.items() if math.isfinite(value)}
         for logger in self.loggers:
             logger.metrics(rollout_id, finite)
@@ -224,9 +226,14 @@ class Run:
 
     def keep_evaluation(self, report: EvaluationReport, label: str) -> None:
         """Log the means of an evaluation and keep its rows for the summary."""
+        figures = {f"eval/{name}": mean for name, mean in report.means.items()}
         for name, mean in report.means.items():
-            self.row[f"eval/{name}"] = mean
             self.event(f"eval {label}: {name} {mean:.4f} over {len(report.samples[name])} images")
+        if label == BEFORE:
+            for logger in self.loggers:
+                logger.metrics(-1, figures)  # a row of its own: nothing was trained yet
+        else:
+            self.row |= figures
         write_json_atomic(
             self.evaluations / f"{label}.json",
             {

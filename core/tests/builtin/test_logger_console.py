@@ -26,7 +26,7 @@ FIGURES = {
     "train/clipfrac": 0.004,
     "train/loss": 0.0012,
     "perf/rollout_time": 1.9,
-    "perf/reward_time": 0.8,
+    "perf/overlapped/reward_time": 0.8,
     "perf/train_time": 0.7,
     "perf/update_weights_time": 0.01,
 }

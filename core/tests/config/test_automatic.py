@@ -53,6 +53,15 @@ def test_explicit_values_are_never_changed(load: Load) -> None:
     assert recipe.trust.max_log_prob_diff == 0.5
 
 
+def test_a_gpu_that_is_asked_for_and_not_visible_is_a_warning(load: Load) -> None:
+    recipe = load({"cluster.device": "cuda:1"}, cuda=False)
+    assert [(w.path, w.message) for w in recipe.warnings] == [
+        ("cluster.device", "is 'cuda:1', but no GPU is visible here"),
+        ("sampling.generator_device", "is 'cuda', but no GPU is visible here"),
+    ]
+    assert load({"cluster.device": "cuda:1"}, cuda=True).warnings == ()
+
+
 def test_an_explicit_auto_is_resolved(load: Load) -> None:
     recipe = load({"cluster.device": "auto"})
     assert recipe.cluster.device == "cpu"
@@ -68,7 +77,13 @@ def test_the_rollout_follows_the_run_seed_and_evaluation_does_not(load: Load) ->
 
 @pytest.mark.parametrize(
     ("per_step", "steps", "resolved"),
-    [(None, None, (16, 1)), (8, None, (8, 2)), (None, 4, (4, 4)), (4, 4, (4, 4)), (16, None, (16, 1))],
+    [
+        (None, None, (16, 1)),
+        (8, None, (8, 2)),
+        (None, 4, (4, 4)),
+        (4, 4, (4, 4)),
+        (16, None, (16, 1)),
+    ],
 )
 def test_batch_knobs_derive_each_other(
     load: Load, per_step: int | None, steps: int | None, resolved: tuple[int, int]

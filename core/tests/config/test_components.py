@@ -103,9 +103,7 @@ def test_a_table_that_is_not_picked_is_checked_and_reported_as_unused(
         ("reward.ocr.threads", "no reward term has this name"),
     ],
 )
-def test_the_warning_says_what_is_picked_instead(
-    warnings: Warnings, path: str, why: str
-) -> None:
+def test_the_warning_says_what_is_picked_instead(warnings: Warnings, path: str, why: str) -> None:
     value = [1] if path.endswith("steps") else 1 if path.endswith("threads") else True
     found = warnings({path: value, "logging.loggers": ["jsonl"]})
     assert found == {path.rpartition(".")[0]: f"is not used: {why}"}
@@ -175,9 +173,7 @@ def test_broken_option_models_stop_only_who_picks_them(
     assert "RuntimeError: no" in message
 
 
-def test_required_options_of_a_component_are_asked_for(
-    problems: Problems, remote: Catalog
-) -> None:
+def test_required_options_of_a_component_are_asked_for(problems: Problems, remote: Catalog) -> None:
     assert problems({"reward.type": "remote"}, catalog=remote) == {
         "reward.remote.url": "is required: Address."
     }

@@ -65,9 +65,7 @@ def test_only_aliases_share_a_key() -> None:
 
 
 def test_every_core_option_has_a_row_that_is_available_and_the_other_way_round() -> None:
-    listed = {
-        row.key for row in known_keys().values() if row.available and row.key.count(".") == 1
-    }
+    listed = {row.key for row in known_keys().values() if row.available and row.key.count(".") == 1}
     assert listed == core_keys()
 
 
@@ -97,7 +95,9 @@ def test_options_not_available_are_in_no_installed_model(catalog: Catalog) -> No
     for kind in KINDS:
         for name in catalog.names(kind.name):
             model = catalog.options_model(kind.name, name)
-            keys = {f"{kind.section}.{name}.{key}" for key in model.model_fields} if model else set()
+            keys = (
+                {f"{kind.section}.{name}.{key}" for key in model.model_fields} if model else set()
+            )
             assert not keys & {row.key for row in MISSING}
 
 
@@ -113,7 +113,7 @@ def test_a_known_option_that_is_not_available_is_refused_by_name(
 
 
 UNSET = {
-    "train.flow_shift": 3.0,
+    "algorithm.sft_loss.flow_shift": 3.0,
     "optimizer.lr_warmup_fraction": 0.5,
     "optimizer.lr_wsd_decay_iters": 2,
     "optimizer.lr_wsd_decay_style": "cosine",
@@ -163,6 +163,7 @@ def test_every_refused_option_is_refused_in_each_layer(
         ("algorithm.clip_range", "algorithm.policy_loss.clip_range"),
         ("algorithm.globalize_std", "algorithm.grpo.globalize_std"),
         ("sde.window_range", "sde.sde_window.range"),
+        ("train.flow_shift", "algorithm.sft_loss.flow_shift"),
         ("sde.candidate_steps", "sde.epoch_global_random_choice.candidate_steps"),
     ],
 )

@@ -43,7 +43,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plugin:
             head = HEAD.replace("{reward}", f"tone{number}")
             files = {f"{name}/__init__.py": "", f"{name}/plugin.py": head + text}
             site = tmp_path / name
-            points.append(write_distribution(site, f"acme-{number}", files, entry_point=f"{name}.plugin"))
+            points.append(
+                write_distribution(site, f"acme-{number}", files, entry_point=f"{name}.plugin")
+            )
             monkeypatch.syspath_prepend(str(site))
         catalog = Catalog.load(installed=points)
         assert not [f for f in catalog.failures if f.distribution.startswith("acme")]
@@ -87,22 +89,20 @@ def test_a_suggestion_is_checked_like_any_value(problems: Problems, plugin: Plug
     }
 
 
-def test_a_plugin_finds_errors_and_warnings(
-    load: Load, problems: Problems, plugin: Plugin
-) -> None:
+def test_a_plugin_finds_errors_and_warnings(load: Load, problems: Problems, plugin: Plugin) -> None:
     catalog = plugin(
         "def drl_check_recipe(recipe):\n"
         "    if recipe.train.seed == 13:\n"
         "        yield Problem('train.seed', 'is unlucky')\n"
         "    yield Problem('train.seed', 'is a number', 'warning')\n"
     )
-    assert problems(sets=["train.seed=13"], catalog=catalog) == {"train.seed": "is unlucky   (--set)"}
+    assert problems(sets=["train.seed=13"], catalog=catalog) == {
+        "train.seed": "is unlucky   (--set)"
+    }
     assert [w.message for w in load(catalog=catalog).warnings] == ["is a number"]
 
 
-def test_a_plugin_that_reads_a_wrong_value_is_not_asked(
-    problems: Problems, plugin: Plugin
-) -> None:
+def test_a_plugin_that_reads_a_wrong_value_is_not_asked(problems: Problems, plugin: Plugin) -> None:
     catalog = plugin(
         "def drl_check_recipe(recipe):\n"
         "    if recipe.train.seed == 1234:\n"
@@ -165,7 +165,10 @@ def test_a_class_in_model_index_claims_a_folder(load: Load, folder: Path) -> Non
 @pytest.mark.parametrize("index", ["{", "[" * 100_000, "\ufffe"])
 def test_a_damaged_model_index_is_named(problems: Problems, folder: Path, index: str) -> None:
     name = pipeline(folder, index)
-    assert "model_index.json cannot be read" in problems({"model.checkpoint": name})["model.checkpoint"]
+    assert (
+        "model_index.json cannot be read"
+        in problems({"model.checkpoint": name})["model.checkpoint"]
+    )
 
 
 CLAIM = "def drl_claim_checkpoint(checkpoint):\n    return Claim(family=%r, by=%r, pattern=%r)\n"

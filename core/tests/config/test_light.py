@@ -83,5 +83,7 @@ def test_ten_planted_mistakes_are_all_reported_without_torch(tmp_path: Path) -> 
 
 def test_importing_the_package_imports_no_pydantic() -> None:
     program = "import sys; sys.modules['pydantic'] = None; import drl.config, drl.config.flags"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

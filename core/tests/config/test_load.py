@@ -47,7 +47,9 @@ def test_each_layer_wins_over_the_one_below(load: Load, folder: Path, base: str)
     override.write_text("optimizer:\n  eps: 1e-4\n")
     included = 'include.files = ["common.toml", "more.toml"]\n'
     text = included + base + "[optimizer]\nlr = 1e-2\n"
-    recipe = load(text=text, sets=["optimizer.eps=1e-2", "optimizer.clip_grad=2"], override=override)
+    recipe = load(
+        text=text, sets=["optimizer.eps=1e-2", "optimizer.clip_grad=2"], override=override
+    )
     assert recipe.train.seed == 2
     assert recipe.optimizer.lr == 1e-2
     assert recipe.optimizer.eps == 1e-4
@@ -71,6 +73,16 @@ def test_an_override_that_takes_a_value_is_logged(warnings: Warnings, folder: Pa
     assert warnings(override=override) == {
         "rollout.batch_size": "the override file late.toml wins   (late.toml, line 2)"
     }
+
+
+def test_values_are_checked_after_all_layers_are_merged(
+    load: Load, problems: Problems, folder: Path
+) -> None:
+    override = folder / "late.toml"
+    override.write_text("[lora]\nrank = 8\n")
+    assert load({"lora.rank": 0}, override=override).lora.rank == 8
+    override.write_text("[lora]\nrank = 0\n")
+    assert list(problems(override=override)) == ["lora.rank"]
 
 
 def test_null_in_an_override_takes_back_what_lies_below(load: Load, folder: Path) -> None:
@@ -141,9 +153,7 @@ def test_a_file_named_in_an_include_is_relative_to_the_include(
 def test_a_cycle_of_includes_is_refused(problems: Problems, folder: Path, base: str) -> None:
     (folder / "a.toml").write_text('include.files = ["recipe.toml"]\n')
     found = problems(text=f'include.files = ["a.toml"]\n{base}')
-    assert found == {
-        "include.files": "includes form a cycle: recipe.toml -> a.toml -> recipe.toml"
-    }
+    assert found == {"include.files": "includes form a cycle: recipe.toml -> a.toml -> recipe.toml"}
 
 
 @pytest.mark.parametrize(
@@ -207,6 +217,43 @@ def test_resolved_toml_is_a_recipe_with_the_same_values(load: Load, folder: Path
 def _written(file: Path, text: str) -> Path:
     file.write_text(text)
     return file
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.components", ["transformer"]),
+        ("lora.alpha", 64.0),
+        ("lora.init_weights", "gaussian"),
+        ("train.seed", 1234),
+        ("train.micro_batch_size", 1),
+        ("optimizer.lr", 1e-6),
+        ("optimizer.beta2", 0.999),
+        ("optimizer.eps", 1e-8),
+        ("optimizer.weight_decay", 0.0),
+        ("optimizer.clip_grad", 1.0),
+        ("optimizer.lr_decay_style", "constant"),
+        ("rollout.microgroup_size", 1),
+        ("sampling.num_steps", 10),
+        ("sampling.guidance_scale", 4.0),
+        ("sampling.height", 512),
+        ("sampling.num_frames", 1),
+        ("sde.type", "sde"),
+        ("sde.noise_level", 0.7),
+        ("data.input_key", "input"),
+        ("eval.n_samples_per_prompt", 1),
+        ("eval.before_train", True),
+        ("algorithm.loss", "policy_loss"),
+        ("algorithm.adv_clip_max", 5.0),
+        ("algorithm.kl_beta", 0.0),
+        ("sync.buffer_size", 512 * 2**20),
+    ],
+)
+def test_defaults_are_those_of_the_seeds(load: Load, path: str, value: Any) -> None:
+    recipe = load()
+    section, key = path.split(".")
+    assert recipe.resolved()[section][key] == value
+    assert recipe.origins[path] == "default"
 
 
 def test_every_value_has_an_origin(load: Load) -> None:

@@ -35,11 +35,11 @@ Problems = Callable[..., dict[str, str]]
         ("trust.parity", 1, "must be true or false, got 1"),
         ("trust.parity", "true", "must be true or false, got 'true'"),
         ("run.directory", 3, "must be text, got 3; write it in quotes"),
-        ("run.directory", "", "must have at least 1 characters, got ''"),
+        ("run.directory", "", "must not be empty, got ''"),
         ("run.directory", ["a"], "must be text, got ['a']"),
         ("logging.loggers", 3, "must be a list, got 3"),
         ("logging.loggers", {"a": 1}, "must be a list, got a table"),
-        ("model.components", [], "must have at least 1 entries, got []"),
+        ("model.components", [], "must not be empty, got []"),
         ("model.components", ["a", "a"], "must not contain 'a' twice, got ['a', 'a']"),
         ("model.components", "", "must not contain an empty name, got ''"),
         (
@@ -59,9 +59,7 @@ Problems = Callable[..., dict[str, str]]
         ("sync.buffer_size", 0, "must be above 0, got 0"),
     ],
 )
-def test_a_wrong_value_is_answered(
-    problems: Problems, path: str, value: Any, message: str
-) -> None:
+def test_a_wrong_value_is_answered(problems: Problems, path: str, value: Any, message: str) -> None:
     assert problems({path: value}) == {path: message}
 
 
@@ -87,9 +85,7 @@ def test_lists_of_names_are_written_with_commas_too(load: Callable[..., Any]) ->
         ("sde.sde_windw.range", "unknown option; did you mean 'sde_window'?"),
     ],
 )
-def test_an_unknown_option_names_the_nearest(
-    problems: Problems, path: str, message: str
-) -> None:
+def test_an_unknown_option_names_the_nearest(problems: Problems, path: str, message: str) -> None:
     found = problems({path: 4})
     assert list(found.values()) == [message]
     assert path.startswith(next(iter(found)))
@@ -106,9 +102,7 @@ def test_an_unknown_section_names_the_nearest(problems: Problems) -> None:
     }
 
 
-def test_an_option_outside_of_sections_names_its_section(
-    problems: Problems, base: str
-) -> None:
+def test_an_option_outside_of_sections_names_its_section(problems: Problems, base: str) -> None:
     found = problems(text=f"micro_batch_size = 4\nfoo = 1\n{base}")
     assert found == {
         "micro_batch_size": "stands outside of any section; did you mean 'train.micro_batch_size'?",
@@ -117,14 +111,10 @@ def test_an_option_outside_of_sections_names_its_section(
 
 
 def test_a_section_that_is_no_table_is_refused(problems: Problems, base: str) -> None:
-    assert problems(text=f"trust = 4\n{base}") == {
-        "trust": "must be a table of options, got 4"
-    }
+    assert problems(text=f"trust = 4\n{base}") == {"trust": "must be a table of options, got 4"}
 
 
-def test_an_empty_section_that_is_not_available_is_refused(
-    problems: Problems, base: str
-) -> None:
+def test_an_empty_section_that_is_not_available_is_refused(problems: Problems, base: str) -> None:
     assert problems(text=f"{base}\n[ema]\n") == {
         "ema": "known section, not available in drl 0.1 (owner drl-core)"
     }

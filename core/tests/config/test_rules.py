@@ -28,8 +28,16 @@ SUPERVISED = {"algorithm.loss": "sft_loss", "train.train_only": True, "reward.ty
         ({"rollout.batch_size": None}, "rollout.batch_size", "is required"),
         ({"rollout.batch_size": 0}, "rollout.batch_size", "must be above 0"),
         ({"rollout.n_samples_per_prompt": -1}, "rollout.n_samples_per_prompt", "must be above 0"),
-        ({"train.global_batch_size": 4}, "train.global_batch_size", "B3: train.global_batch_size=4"),
-        ({"train.num_steps_per_rollout": 3}, "train.num_steps_per_rollout", "B4: samples per rollout"),
+        (
+            {"train.global_batch_size": 4},
+            "train.global_batch_size",
+            "B3: train.global_batch_size=4",
+        ),
+        (
+            {"train.num_steps_per_rollout": 3},
+            "train.num_steps_per_rollout",
+            "B4: samples per rollout",
+        ),
         (
             {"train.num_steps_per_rollout": None, "train.global_batch_size": 5},
             "train.global_batch_size",
@@ -38,7 +46,11 @@ SUPERVISED = {"algorithm.loss": "sft_loss", "train.train_only": True, "reward.ty
         ({"train.micro_batch_size": 0}, "train.micro_batch_size", "must be above 0"),
         ({"train.num_rollout": None}, "train.num_rollout", "B17"),
         ({"train.num_rollout": 0}, "train.num_rollout", "only evaluates"),
-        ({"rollout.over_sampling_batch_size": 4}, "rollout.over_sampling_batch_size", "known option"),
+        (
+            {"rollout.over_sampling_batch_size": 4},
+            "rollout.over_sampling_batch_size",
+            "known option",
+        ),
         ({"train.micro_batch_size_sample": 4}, "train.micro_batch_size_sample", "known option"),
     ],
 )

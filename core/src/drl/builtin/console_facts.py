@@ -12,7 +12,7 @@ RECENT = 20
 
 PHASES = {
     "rollout": "perf/rollout_time",
-    "reward": "perf/reward_time",
+    "reward": "perf/overlapped/reward_time",
     "train": "perf/train_time",
     "sync": "perf/update_weights_time",
 }

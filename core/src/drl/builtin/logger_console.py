@@ -41,7 +41,9 @@ class ConsoleLogger(Logger):
             self._progress.enter(rollout_id, name, done, total)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the figures of an iteration."""
+        """Show the figures of an iteration; what comes before the first one was an event already."""
+        if step < self._progress.first:
+            return
         with self._lock:
             self._progress.finish(step, values)
             line = iteration_line(self._progress)

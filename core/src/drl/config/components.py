@@ -8,8 +8,8 @@ from typing import Any
 
 from drl.config.draft import Draft, NotKnown
 from drl.config.flags import RELEASE, coming_component
-from drl.config.structure import kinds_of, report_stray_table, unknown_option, without_path
 from drl.config.secrets import PREFIX
+from drl.config.structure import kinds_of, report_stray_table, unknown_option, without_path
 from drl.config.validation import checked, secret_keys
 from drl.errors import BrokenPlugin, ComponentConflict, ContractError, UnknownComponent
 from drl.kinds import BY_NAME

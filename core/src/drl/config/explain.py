@@ -26,7 +26,8 @@ def explain(path: str, catalog: Catalog) -> str:
     if not path:
         return "\n".join(f"[{name}]  {_doc(name)}" for name in SECTIONS)
     name, _, key = rest.partition(".")
-    if section in SECTIONS:
+    coming = path in known_keys() and not known_keys()[path].available
+    if section in SECTIONS and not coming:
         if not rest:
             return _section(section, catalog)
         if not key and name in SECTIONS[section].model_fields:

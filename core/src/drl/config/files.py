@@ -46,9 +46,9 @@ def _included(table: Any, shown: str, lines: dict[str, int]) -> list[str]:
     """Return the files of the [include] table, or raise with what is wrong with it."""
     line = lines.get("include.files", lines.get("include"))
     files = table.get("files") if isinstance(table, dict) else None
-    if isinstance(files, list) and set(table) == {"files"}:
-        if all(isinstance(file, str) and file for file in files):
-            return files
+    names = [str(file) for file in files if file] if isinstance(files, list) else []
+    if isinstance(files, list) and set(table) == {"files"} and names == files:
+        return names
     message = 'must have one key, files, with a list of file names: files = ["base.toml"]'
     raise _unreadable(shown, Problem("include", message, line=line))
 

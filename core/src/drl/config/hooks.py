@@ -11,6 +11,7 @@ from drl.config.draft import Draft, NotKnown
 from drl.config.layers import Layer, Source, leaves, nested
 from drl.config.recipe import Recipe
 from drl.errors import Problem
+from drl.kinds import BY_NAME
 
 
 class Guarded:
@@ -44,8 +45,6 @@ class GuardedRecipe(Recipe):
 def recipe_for_hooks(draft: Draft) -> Recipe:
     """Return the draft as a recipe whose wrong values cannot be read."""
     sections = {name: _guarded(draft, name, section) for name, section in draft.sections.items()}
-    from drl.kinds import BY_NAME
-
     tables = {
         (kind, name): _guarded(draft, f"{BY_NAME[kind].section}.{name}", options)
         for (kind, name), options in draft.options.items()
@@ -89,34 +88,37 @@ def ask(draft: Draft, hook: str, recipe: Recipe) -> list[tuple[str, Any]]:
     return sorted(answers, key=lambda pair: pair[0])
 
 
-def ask_for_defaults(draft: Draft) -> list[Layer]:
-    """Return a layer per plugin that suggests values; the chosen components' plugins are asked."""
+def ask_for_defaults(draft: Draft) -> tuple[list[Layer], list[Problem]]:
+    """Return a layer per plugin that suggests values, and what they disagree about.
+
+    Only the plugins of chosen components are heard.
+    """
     if not vars(draft.catalog.hooks)["drl_default_options"].get_hookimpls():
-        return []
+        return [], []
     chosen = {entry.distribution for entry in draft.entries.values()}
-    suggested: dict[str, tuple[str, Any]] = {}
-    layers = []
+    first: dict[str, tuple[str, Any]] = {}
+    layers, problems = [], []
     for distribution, answer in ask(draft, "drl_default_options", recipe_for_hooks(draft)):
         if distribution not in chosen or not answer:
             continue
-        flat = dict(leaves(nested(answer.items())))
-        for path, value in flat.items():
-            other, theirs = suggested.setdefault(path, (distribution, value))
-            if theirs != value:
+        for path, value in leaves(nested(answer.items())):
+            other, theirs = first.setdefault(path, (distribution, value))
+            if theirs != value and not draft.given(path):
                 message = (
                     f"{other} and {distribution} suggest different values; set it in the recipe"
                 )
-                if not draft.given(path):
-                    draft.error(path, message)
-        layers.append(
-            Layer(
-                source=Source.PLUGIN,
-                origin=f"plugin {distribution}",
-                values=nested(flat.items()),
-                base=Path.cwd(),
-            )
-        )
-    return layers
+                problems.append(Problem(path, message))
+        layers.append(_suggestion(distribution, answer))
+    return layers, problems
+
+
+def _suggestion(distribution: str, answer: Mapping[str, Any]) -> Layer:
+    return Layer(
+        source=Source.PLUGIN,
+        origin=f"plugin {distribution}",
+        values=nested(answer.items()),
+        base=Path.cwd(),
+    )
 
 
 def ask_for_problems(draft: Draft) -> None:

@@ -48,8 +48,9 @@ def load_recipe(
         layers.append(read_override(Path(override)))
     found = machine if machine is not None else detect()
     draft = resolve(file, layers, problems, catalog, found)
-    defaults = ask_for_defaults(draft)
+    defaults, disagreements = ask_for_defaults(draft)
     if defaults:
+        problems = [*problems, *disagreements]
         draft = resolve(file, [*defaults, *layers], problems, catalog, found)
     for rule in RULES:
         draft.run(rule)

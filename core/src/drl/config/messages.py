@@ -88,6 +88,8 @@ def explain_error(error: ErrorDetails, later: Sequence[str]) -> str:
         return "is required"
     if kind in _LIMITS:
         template, limit = _LIMITS[kind]
+        if template.startswith("must have") and context[limit] == 1:
+            return f"must not be empty, got {shown(given)}"
         return f"{template.format(limit_text(context[limit]))}, got {shown(given)}"
     first = kind.split("_", maxsplit=1)[0]
     known = _FIXED.get(first)

@@ -17,8 +17,6 @@ from drl.config.messages import did_you_mean, explain_error, help_of, mixed_up
 from drl.options import Options
 
 
-
-
 def checked(draft: Draft, model: type[Options], values: Mapping[str, Any], path: str) -> Any:
     """Return an instance of ``model``, or None when even a repaired one cannot be made.
 

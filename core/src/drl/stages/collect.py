@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drl.errors import BadInput
@@ -16,7 +17,26 @@ from drl.types import Group, Prompt, Rollout, RolloutRequest, Sample
 if TYPE_CHECKING:
     from drl.run import Run
 
-Seconds = defaultdict[str, float]
+@dataclass(slots=True)
+class Busy:
+    """Wall time during which at least one call of a kind was in flight; many at once count once."""
+
+    in_flight: int = 0
+    since: float = 0.0
+    seconds: float = 0.0
+
+    def __enter__(self) -> None:
+        if self.in_flight == 0:
+            self.since = time.perf_counter()
+        self.in_flight += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self.seconds += time.perf_counter() - self.since
+
+
+Seconds = defaultdict[str, Busy]
 
 
 def collect(run: Run, rollout_id: int) -> Rollout:
@@ -32,7 +52,7 @@ async def _collect(run: Run, rollout_id: int) -> Rollout:
     wanted = run.recipe.rollout.batch_size
     allowed = wanted * run.recipe.rollout.max_draws
     drawn, kept, dropped = wanted, [], Counter[str]()
-    seconds: Seconds = defaultdict(float)
+    seconds: Seconds = defaultdict(Busy)
     pending = {start_group(run, prompt, rollout_id, seconds) for prompt in run.source.take(wanted)}
     try:
         while pending:
@@ -58,7 +78,7 @@ async def _collect(run: Run, rollout_id: int) -> Rollout:
         version=run.version,
         groups=kept,
         dropped=dict(dropped),
-        seconds=dict(seconds),
+        seconds={name: busy.seconds for name, busy in seconds.items()},
     )
 
 
@@ -83,9 +103,8 @@ async def _finish_group(run: Run, requests: list[RolloutRequest], seconds: Secon
 async def generate_scored(run: Run, request: RolloutRequest, seconds: Seconds) -> list[Sample]:
     """Generate one microgroup, check it against its request, and score it unless groups are scored."""
     assert run.engines is not None
-    started = time.perf_counter()
-    samples = await run.engines.generate(run.family.edit_request(request))
-    seconds["generate"] += time.perf_counter() - started
+    with seconds["generate"]:
+        samples = await run.engines.generate(run.family.edit_request(request))
     check_samples(run, request, samples)
     count = run.recipe.rollout.n_samples_per_prompt
     for sample, member in zip(samples, request.members, strict=True):
@@ -97,9 +116,8 @@ async def generate_scored(run: Run, request: RolloutRequest, seconds: Seconds) -
 
 async def score(run: Run, samples: list[Sample], seconds: Seconds) -> None:
     """Score samples and set their rewards."""
-    started = time.perf_counter()
-    scores = await run.rewards.score(samples)
-    seconds["reward"] += time.perf_counter() - started
+    with seconds["reward"]:
+        scores = await run.rewards.score(samples)
     assign_rewards(samples, scores, run.rewards.weights, on_failure=run.recipe.reward.on_failure)
 
 

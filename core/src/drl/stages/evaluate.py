@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from drl.run import Run
 
 NOISY = "rollout_sampler"
+BEFORE, AFTER = "before", "after"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class EvaluationSet:
 def evaluate_before_training(run: Run, rollout_id: int) -> None:
     """Evaluate the untouched weights, once, at the very start of a run."""
     if rollout_id == 0 and run.recipe.eval.before_train:
-        evaluate(run, rollout_id, label="before")
+        evaluate(run, rollout_id, label=BEFORE)
 
 
 def evaluate_if_due(run: Run, rollout_id: int) -> None:
@@ -42,7 +43,7 @@ def evaluate_if_due(run: Run, rollout_id: int) -> None:
     last = rollout_id + 1 == run.recipe.train.num_rollout
     interval = run.recipe.eval.interval
     if last and run.recipe.eval.after_train:
-        evaluate(run, rollout_id + 1, label="after")
+        evaluate(run, rollout_id + 1, label=AFTER)
     elif interval and (rollout_id + 1) % interval == 0:
         evaluate(run, rollout_id + 1, label=f"iteration-{rollout_id + 1}")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from drl.config.rules.batch import BATCH_RULES
 from drl.config.rules.data import DATA_RULES
 from drl.config.rules.loss import LOSS_RULES
+from drl.config.rules.machine import MACHINE_RULES
 from drl.config.rules.optimizer import OPTIMIZER_RULES
 
-RULES = (*BATCH_RULES, *DATA_RULES, *LOSS_RULES, *OPTIMIZER_RULES)
+RULES = (*BATCH_RULES, *DATA_RULES, *LOSS_RULES, *OPTIMIZER_RULES, *MACHINE_RULES)
 
 __all__ = ["RULES"]

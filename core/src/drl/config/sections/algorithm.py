@@ -66,7 +66,11 @@ class RewardSection(Section):
     @property
     def all_terms(self) -> tuple[RewardTerm, ...]:
         """The terms, also when the recipe only names a ``type``."""
-        return (RewardTerm(name=self.type, plugin=None, weight=1.0),) if self.type is not None else self.terms
+        return (
+            (RewardTerm(name=self.type, plugin=None, weight=1.0),)
+            if self.type is not None
+            else self.terms
+        )
 
 
 class CheckpointSection(Section):

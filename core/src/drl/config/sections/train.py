@@ -33,9 +33,6 @@ class TrainSection(Section):
     train_only: bool = Field(
         False, description="No engine, no sync, no evaluation: supervised training."
     )
-    flow_shift: float | None = Field(
-        None, gt=0, description="Shift of the trainer's own sigma grid, for supervised losses."
-    )
 
 
 class OptimizerSection(Section):

@@ -1,0 +1,268 @@
+"""The trainer on a model of a few numbers: gradients, skipped steps, schedule, state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from drl.errors import BatchError, CheckpointError, NonFiniteError
+from drl.interfaces.family import PASSTHROUGH, Route
+from drl.interfaces.loss import Loss
+from drl.mathematics.schedule import ScheduleSettings
+from drl.model.trainer import StepSettings, Trainer
+from drl.stages.loss import Forward, make_batch, reference_of
+from drl.stages.pairs import build_shards
+from drl.testing import make_pair
+from drl.types import (
+    Condition,
+    ForwardInputs,
+    Guidance,
+    LossOutput,
+    Metric,
+    StepContext,
+)
+
+
+class Regression(Loss):
+    """Squared distance of the prediction to the recorded next latents."""
+
+    def expand(self, unit, advantages, context):
+        raise NotImplementedError
+
+    def prepare(self, pairs, context):
+        return ForwardInputs(streams={"visual": pairs.tensors["visual"]})
+
+    def compute(self, pairs, inputs, predictions, transition):
+        error = predictions.trained["visual"] - pairs.tensors["visual.next"]
+        loss_B = error.flatten(1).square().mean(1)
+        total = (pairs.weight_B * loss_B).sum()
+        metric = Metric(total=total.detach(), count=pairs.weight_B.sum())
+        return LossOutput(loss=total, metrics={"loss": metric})
+
+
+class Scale(nn.Module):
+    """velocity = weight * x + bias, with dropout that is off at evaluation."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.5))
+        self.bias = nn.Parameter(torch.tensor(0.1))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return self.dropout(self.weight * x + self.bias)
+
+
+FAMILY = SimpleNamespace(
+    condition=lambda record: Condition(arguments={}),
+    collate=lambda rows: Condition(arguments={}, rows=len(rows)),
+    route=lambda timestep: Route(),
+    model_time=lambda sigma_B, timestep_B: timestep_B,
+    forward=lambda model, streams, time_B, condition: {"visual": model(streams["visual"])},
+)
+
+
+def trainer(model=None, *, lr=0.1, max_bad_steps=1, schedule=None, clip=1e9):
+    model = model or Scale()
+    context = StepContext()
+    forward = Forward(
+        family=FAMILY,
+        models={"transformer": model},
+        loss=Regression(None, context),
+        backend=None,
+        device=torch.device("cpu"),
+        dtype="fp32",
+        input_dtypes=PASSTHROUGH,
+        guidance={"guidance_scale": Guidance()},
+    )
+    return Trainer(
+        forward=forward,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0),
+        settings=StepSettings(
+            schedule=schedule or ScheduleSettings(lr=lr, decay_iters=10),
+            clip_grad=clip,
+            max_bad_steps=max_bad_steps,
+            buffer_bytes=2**20,
+        ),
+        context=context,
+        updater=None,
+    )
+
+
+def shard(count=6, *, micro=2, steps=1, change=None):
+    units = [[make_pair(id=(n, 0), unit=n, seed=n, weight=1.0 + n % 2)] for n in range(count)]
+    if change:
+        units = [[change(pair) for pair in unit] for unit in units]
+    return build_shards(units, steps=steps, micro_batch_size=micro, ranks=1, rollout_id=0)
+
+
+def broken(pair):
+    if pair.unit != 3:
+        return pair
+    nan = torch.full_like(pair.tensors["visual.next"], float("nan"))
+    return replace(pair, tensors={**pair.tensors, "visual.next": nan})
+
+
+def parameters(made):
+    return {name: p.detach().clone() for name, p in made.named_parameters()}
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3, 4, 5, 16])
+def test_the_micro_batch_size_does_not_change_the_gradient(micro):
+    reference, other = trainer(), trainer()
+    list(reference.train(shard(7, micro=7)))
+    list(other.train(shard(7, micro=micro)))
+    grads = [[p.grad.item() for _, p in t.named_parameters()] for t in (reference, other)]
+    assert grads[0] == pytest.approx(grads[1], rel=1e-5)
+
+
+def test_the_gradient_is_that_of_the_weighted_mean():
+    made = trainer()
+    (report,) = made.train(shard(3, micro=2))
+    x = torch.stack([make_pair(seed=n).tensors["visual"] for n in range(3)])
+    y = torch.stack([make_pair(seed=n).tensors["visual.next"] for n in range(3)])
+    weights = torch.tensor([1.0, 2.0, 1.0])
+    model = Scale()
+    loss_B = (model(x) - y).flatten(1).square().mean(1)
+    loss = (weights * loss_B).sum() / weights.sum()
+    loss.backward()
+    got = dict(made.named_parameters())["transformer.weight"].grad
+    assert got.item() == pytest.approx(model.weight.grad.item(), rel=1e-5)
+    assert report.metrics["train/loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_a_non_finite_loss_leaves_weights_alone_and_is_named():
+    made = trainer()
+    before = parameters(made)
+    (report,) = made.train(shard(change=broken))
+    assert report.skipped == "non-finite loss in micro-batch 1 (pairs [(2, 0), (3, 0)])"
+    assert all(torch.equal(before[name], value) for name, value in parameters(made).items())
+    assert made.bad_steps == 1
+
+
+def test_a_non_finite_gradient_is_named():
+    made = trainer()
+    dict(made.named_parameters())["transformer.bias"].register_hook(lambda g: g * float("inf"))
+    before = parameters(made)
+    (report,) = made.train(shard())
+    assert report.skipped == "non-finite gradient in transformer.bias"
+    assert all(torch.equal(before[name], value) for name, value in parameters(made).items())
+
+
+def test_too_many_bad_steps_in_a_row_stop_the_run():
+    made = trainer(max_bad_steps=1)
+    list(made.train(shard(change=broken)))
+    with pytest.raises(NonFiniteError, match=r"trust\.max_bad_steps = 1"):
+        list(made.train(shard(change=broken)))
+
+
+def test_a_good_step_forgives_the_bad_ones_before():
+    made = trainer(max_bad_steps=1)
+    for change in (broken, None, broken, None):
+        list(made.train(shard(change=change)))
+    assert made.bad_steps == 0
+
+
+def test_a_window_of_weight_0_is_skipped_and_said():
+    made = trainer()
+    before = parameters(made)
+    (report,) = made.train(shard(change=lambda pair: replace(pair, weight=0.0)))
+    assert report.skipped == "every row of the window has weight 0"
+    assert all(torch.equal(before[name], value) for name, value in parameters(made).items())
+
+
+def test_warm_up_starts_at_its_first_rate():
+    schedule = ScheduleSettings(lr=0.1, decay_iters=10, warmup=2, warmup_init=0.0)
+    made = trainer(schedule=schedule)
+    rates = [report.metrics["train/lr"] for report in made.train(shard(steps=3, micro=1))]
+    assert rates == pytest.approx([0.0, 0.05, 0.1])
+
+
+def test_one_report_per_step_counts_global_steps():
+    made = trainer()
+    reports = [*made.train(shard(steps=3)), *made.train(shard(steps=2))]
+    assert [r.global_step for r in reports] == [0, 1, 2, 3, 4]
+    assert [r.window for r in reports] == [0, 1, 2, 0, 1]
+
+
+def test_clipping_bounds_the_update():
+    free, clipped = trainer(), trainer(clip=1e-3)
+    for made in (free, clipped):
+        made.optimizer = torch.optim.SGD(made.models["transformer"].parameters(), lr=1.0)
+        list(made.train(shard()))
+    moved = torch.tensor(
+        [
+            (value - 0.5 if "weight" in name else value - 0.1)
+            for name, value in parameters(clipped).items()
+        ]
+    )
+    assert moved.norm().item() == pytest.approx(1e-4, rel=1e-3)  # lr 0.1
+
+
+def test_state_survives_save_and_restore_bit_for_bit(tmp_path):
+    made, other = trainer(), trainer()
+    list(made.train(shard(steps=3)))
+    made.save(tmp_path)
+    assert other.restore(tmp_path) == 1
+    for one in (made, other):
+        list(one.train(shard(steps=2)))
+    left, right = parameters(made), parameters(other)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert made.global_step == other.global_step == 5
+
+
+def test_a_state_of_another_model_is_refused_before_anything_changes(tmp_path):
+    made = trainer()
+    list(made.train(shard()))
+    made.save(tmp_path)
+
+    class Other(Scale):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2))
+            self.extra = nn.Parameter(torch.zeros(1))
+
+    other = trainer(Other())
+    before = parameters(other)
+    with pytest.raises(
+        CheckpointError, match=r"1 missing \['transformer.extra'\].*1 of another shape"
+    ):
+        other.restore(tmp_path)
+    assert all(torch.equal(before[name], value) for name, value in parameters(other).items())
+
+
+def test_a_truncated_state_is_named(tmp_path):
+    made = trainer()
+    list(made.train(shard()))
+    made.save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read"):
+        trainer().restore(tmp_path)
+
+
+def test_a_micro_batch_never_mixes_components():
+    pairs = [make_pair(), replace(make_pair(id=(1, 0)), component="transformer_2")]
+    with pytest.raises(BatchError, match="mixes denoising phases"):
+        make_batch(pairs, torch.device("cpu"))
+
+
+def test_the_reference_runs_without_dropout_and_leaves_training_mode_on(monkeypatch):
+    monkeypatch.setattr("drl.stages.loss.adapter_off", lambda model: torch.no_grad())
+    made = trainer(Scale(dropout=0.5))
+    forward = replace(made.forward, reference=True)
+    pairs = [make_pair(id=(n, 0), seed=n) for n in range(2)]
+    batch = make_batch(pairs, forward.device)
+    inputs = replace(
+        forward.loss.prepare(batch, StepContext()),
+        condition=Condition(arguments={}),
+        model_time_B=batch.timestep_B,
+    )
+    forward.models["transformer"].train()
+    first, second = (reference_of(forward, batch, inputs)["visual"] for _ in range(2))
+    assert torch.equal(first, second)
+    assert forward.models["transformer"].training

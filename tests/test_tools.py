@@ -86,6 +86,12 @@ def test_there_are_as_many_lines_of_tests_as_of_code(tmp_path: Path) -> None:
     ]
 
 
+def test_contracts_are_tests_and_yet_typed(tmp_path: Path) -> None:
+    contract = source(tmp_path, "def work(a): ...\n" * 5, "drl/testing/contracts/loss.py")
+    assert house.line_counts([contract]) == (0, 5)
+    assert len(list(house.untyped([contract]))) == 5
+
+
 def test_house_reads_the_files_of_this_tree() -> None:
     files = house.python_files(ROOT)
     assert Path("tools/house.py") in files
@@ -196,9 +202,7 @@ def test_the_listing_has_fields_methods_and_what_is_abstract() -> None:
     assert "[drl.api]" in lines
     assert "    abstract advantages(self, rewards: GroupedRewards) -> Advantages" in lines
     assert "    weight: float = 1.0" in lines
-    assert (
     assert "    property effective -> float" in lines
-    )
     assert not any(line.strip().startswith("_") for line in lines if "__init__" not in line)
 
 

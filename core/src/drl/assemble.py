@@ -160,9 +160,10 @@ def build_trainer(
     modules = {name: component.module for name, component in components.items()}
     first = next(iter(components.values()))
     reference = Need.REFERENCE in loss.needs
-    if reference and not recipe.lora.enabled:
+    if reference and recipe.algorithm.ref_mode != "lora_base":
         raise BadInput(
-            "algorithm.ref_mode = 'lora_base' needs adapters to switch off; set lora.enabled = true"
+            f"algorithm.ref_mode = '{recipe.algorithm.ref_mode}', but {recipe.algorithm.loss} needs a "
+            "reference; use 'lora_base' with lora.enabled = true"
         )
     joint = first.config.joint_guidance
     sampling = recipe.sampling

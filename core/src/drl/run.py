@@ -209,6 +209,11 @@ class Run:
         row |= mean_of([{**r.metrics} for r in self.steps])
         row |= step_metrics(self.steps)
         row |= reward_metrics(rollout)
+        if row.get("rollout/identical_samples"):
+            self.event(
+                f"alarm: {row['rollout/identical_samples']:.0f} samples are identical to another of their "
+                "group; their noise did not differ"
+            )
         if advantages is not None:
             row |= advantages.statistics
         if self.parity is not None and rollout_id == self.first_rollout:

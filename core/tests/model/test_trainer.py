@@ -175,6 +175,18 @@ def test_a_window_of_weight_0_is_skipped_and_said():
     assert all(torch.equal(before[name], value) for name, value in parameters(made).items())
 
 
+def test_a_gradient_of_exactly_0_moves_nothing_whatever_the_momentum():
+    made = trainer()
+    list(made.train(shard()))
+    for _, parameter in made.named_parameters():
+        parameter.register_hook(torch.zeros_like)
+    before = parameters(made)
+    (report,) = made.train(shard())
+    assert report.skipped == "the gradient is exactly 0: no group is informative"
+    assert all(torch.equal(before[name], value) for name, value in parameters(made).items())
+    assert made.bad_steps == 0
+
+
 def test_warm_up_starts_at_its_first_rate():
     schedule = ScheduleSettings(lr=0.1, decay_iters=10, warmup=2, warmup_init=0.0)
     made = trainer(schedule=schedule)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from drl.stages.advantage import grouped_rewards, reward_metrics
+
+from drl.stages.advantage import grouped_rewards, identical_samples, reward_metrics
 from drl.testing import make_prompt, make_sample
 from drl.types import Group, Rollout, Score
 
@@ -41,3 +42,16 @@ def test_figures_count_only_samples_with_a_reward():
 
 def test_a_rollout_without_rewards_has_no_figures():
     assert reward_metrics(rollout({0: [None]})) == {}
+
+
+def test_identical_samples_within_a_group_are_counted():
+    made = rollout({0: [1.0, 2.0, 3.0], 1: [1.0, 2.0]})
+    samples = made.groups[0].samples
+    for number, sample in enumerate(samples):
+        sample.media = make_sample(seed=number).media
+    for sample in made.groups[1].samples:
+        sample.media = make_sample(seed=0).media  # the same in another group is no alarm
+    made.groups[1].samples[1].media = make_sample(seed=5).media
+    assert identical_samples(made) == 0
+    samples[2].media = samples[0].media
+    assert identical_samples(made) == 1

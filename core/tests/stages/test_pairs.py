@@ -6,19 +6,20 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drl.config.batch import batch_knobs
 from drl.errors import BatchError
 from drl.stages.pairs import (
     BatchPlan,
     batch_plan,
     build_shards,
     fill,
-    optimizer_steps,
     split_evenly,
     unit_spans,
 )
 from drl.testing import make_pair, make_sample
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def units_of(samples: int, steps: int) -> list[list]:
@@ -69,7 +70,7 @@ def test_a_plan_says_how_many_rows_are_filler():
     ("gbs", "steps", "expected"), [(None, None, 1), (16, None, 4), (None, 2, 2), (32, 2, 2)]
 )
 def test_steps_follow_from_either_knob(gbs, steps, expected):
-    assert optimizer_steps(64, gbs, steps) == expected
+    assert batch_knobs(64, gbs, steps) == (64 // expected, expected)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_steps_follow_from_either_knob(gbs, steps, expected):
 )
 def test_contradicting_knobs_are_named_by_rule(gbs, steps, rule):
     with pytest.raises(BatchError, match=rule):
-        optimizer_steps(64, gbs, steps)
+        batch_knobs(64, gbs, steps)
 
 
 def test_batch_plan_reads_the_recipe():

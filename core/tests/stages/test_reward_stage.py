@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from drl.errors import RewardError
 from drl.stages.reward import assign_rewards, require_some, weighted_sum
 from drl.testing import make_sample

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+
 from drl.errors import ContractError
 from drl.interfaces.steps import StepChoice, StepRequest, StepStrategy
 from drl.stages.rollout import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from drl.errors import CheckpointError
 from drl.stages.save import TRACKER, damage, latest, replace_folder, write_manifest
 
@@ -50,7 +51,9 @@ def test_damage_is_named_and_the_good_one_before_is_offered(tmp_path, harm):
         (folder / "manifest.json").unlink()
     else:
         (folder / "manifest.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"(?s)iter_0000006 cannot be used.*iter_0000003 is good"):
+    with pytest.raises(
+        CheckpointError, match=r"(?s)iter_0000006 cannot be used.*iter_0000003 is good"
+    ):
         latest(tmp_path)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from drl.stages.step import Totals, clip_gradients, mean_of
 from drl.types import LossOutput, Metric
-from torch import nn
 
 
 def metric(total, count, reduction="mean"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from drl.errors import SyncError
 from drl.interfaces.engine import WeightProof
 from drl.interfaces.updater import PushReport
@@ -17,7 +19,6 @@ from drl.stages.sync import (
     unit_bytes,
     units,
 )
-from torch import nn
 
 
 def model(*, wrapped=True):
@@ -75,9 +76,7 @@ def test_rank_and_alpha_come_from_the_adapter_itself():
 
 def test_uneven_adapters_are_refused_with_the_way_out():
     net = model(wrapped=False)
-    config = LoraConfig(
-        rank=2, alpha=4, target_modules=("to_q", "to_k"), rank_pattern={"to_q": 1}
-    )
+    config = LoraConfig(rank=2, alpha=4, target_modules=("to_q", "to_k"), rank_pattern={"to_q": 1})
     inject(net, config, generator=torch.Generator().manual_seed(0))
     assert {a.rank for a in adapters(net).values()} == {1, 2}
     with pytest.raises(SyncError, match="in_process_merged"):

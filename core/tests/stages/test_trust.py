@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from drl.errors import TrustError
 from drl.stages.trust import check_samples, prove_parity_once, unproven_settings
 from drl.testing import make_prompt, make_sample
@@ -65,7 +66,9 @@ def test_other_settings_than_asked_stop_the_run(changes, message):
 
 def test_a_shift_on_the_rollout_side_only_names_both_schedules():
     own = torch.tensor([1.0, 0.9, 0.75, 0.5, 0.0])
-    with pytest.raises(TrustError, match=r"(?s)rollout: \[1\.0000, 0\.7500.*training: \[1\.0000, 0\.9"):
+    with pytest.raises(
+        TrustError, match=r"(?s)rollout: \[1\.0000, 0\.7500.*training: \[1\.0000, 0\.9"
+    ):
         check_samples(run(schedule=own), REQUEST, [sample()])
 
 

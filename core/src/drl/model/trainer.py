@@ -106,6 +106,9 @@ class Trainer:
         norm, broken = clip_gradients(self.named_parameters(), self.settings.clip_grad)
         metrics["train/grad_norm"] = norm
         reason = result.broken or broken
+        if reason is None and norm == 0.0:
+            # Adam's momentum would still move the weights
+            return "the gradient is exactly 0: no group is informative"
         if reason is None:
             self.optimizer.step()
         return reason

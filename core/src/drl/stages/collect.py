@@ -17,6 +17,7 @@ from drl.types import Group, Prompt, Rollout, RolloutRequest, Sample
 if TYPE_CHECKING:
     from drl.run import Run
 
+
 @dataclass(slots=True)
 class Busy:
     """Wall time during which at least one call of a kind was in flight; many at once count once."""

@@ -1,4 +1,4 @@
-"""Units to pairs to shards, and all batch arithmetic.
+"""Units to pairs to shards, and their arithmetic (the knobs themselves are ``drl.config.batch``'s).
 
 ``train.global_batch_size`` counts samples, ``train.micro_batch_size`` counts pairs. Units never part
 across optimizer windows. What does not fill a micro-batch is filled up with copies of weight 0, so
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from drl.config.batch import batch_knobs
 from drl.errors import BatchError
 from drl.types import Advantages, Pair, Rollout, Sample, Shard, StepContext
 
@@ -69,14 +70,14 @@ class BatchPlan:
 def batch_plan(recipe: Any) -> BatchPlan:
     """Derive the plan of a recipe; raises BatchError when knobs contradict each other (B3, B4)."""
     prompts, count = recipe.rollout.batch_size, recipe.rollout.n_samples_per_prompt
-    steps = optimizer_steps(
+    per_step, steps = batch_knobs(
         prompts * count, recipe.train.global_batch_size, recipe.train.num_steps_per_rollout
     )
     return BatchPlan(
         prompts=prompts,
         samples_per_prompt=count,
         optimizer_steps=steps,
-        samples_per_step=prompts * count // steps,
+        samples_per_step=per_step,
         pairs_per_sample=_pairs_per_sample(recipe),
         micro_batch_size=recipe.train.micro_batch_size,
     )
@@ -89,37 +90,15 @@ def _pairs_per_sample(recipe: Any) -> int:
     return count
 
 
-def optimizer_steps(samples: int, global_batch_size: int | None, steps: int | None) -> int:
-    """Return optimizer steps per rollout from the two knobs; one step when neither is set."""
-    if steps is None and global_batch_size is None:
-        return 1
-    if steps is None and global_batch_size is not None:
-        if samples % global_batch_size:
-            raise BatchError(
-                f"B4: samples_per_rollout={samples} is not divisible by "
-                f"train.global_batch_size={global_batch_size}"
-            )
-        return samples // global_batch_size
-    assert steps is not None
-    if samples % steps:
-        raise BatchError(
-            f"B4: samples_per_rollout={samples} is not divisible by train.num_steps_per_rollout={steps}"
-        )
-    if global_batch_size is not None and global_batch_size * steps != samples:
-        raise BatchError(
-            f"B3: train.global_batch_size={global_batch_size} contradicts rollout.batch_size x "
-            f"n_samples_per_prompt / num_steps_per_rollout={samples // steps}"
-        )
-    return steps
-
-
 def make_shards(run: Run, rollout: Rollout, advantages: Advantages | None) -> list[Shard]:
     """Return one shard per data-parallel rank for a whole rollout."""
     context = run.step_context(rollout.rollout_id)
     units = expand_units(run.loss, rollout.samples, advantages, context)
     units = [[route_pair(run, pair) for pair in unit] for unit in units]
-    steps = optimizer_steps(
-        len(units), run.recipe.train.global_batch_size, run.recipe.train.num_steps_per_rollout
+    _, steps = batch_knobs(
+        len(rollout.samples),
+        run.recipe.train.global_batch_size,
+        run.recipe.train.num_steps_per_rollout,
     )
     return build_shards(
         units,

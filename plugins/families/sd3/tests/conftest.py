@@ -14,10 +14,15 @@ from drl_family_sd3.tiny import build_random
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     path: Path = tmp_path_factory.mktemp("tiny-sd3")
     build_random(path, seed=0)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tiny: str) -> str:
+    return tiny
 
 
 @pytest.fixture(scope="session")

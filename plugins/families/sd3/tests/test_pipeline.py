@@ -70,7 +70,7 @@ def test_a_pipeline_of_another_model_is_refused(checkpoint: str, tmp_path: Path)
 
 
 def test_a_folder_without_model_index_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="has no model_index.json"):
+    with pytest.raises(BadInput, match=r"has no model_index\.json"):
         Sd3Pipeline(str(tmp_path), Sd3Options.model_validate({}), Context())
 
 

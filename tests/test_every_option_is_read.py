@@ -14,6 +14,8 @@ CHECKED_ONLY = {
     "cluster.launcher": "picks the roles; there is one launcher",
     "optimizer.name": "there is one optimizer",
     "model.family": "picks a component",
+    "reward.type": "read through reward.all_terms",
+    "reward.terms": "read through reward.all_terms",
     "data.metadata_key": "read by the data source through its section",
     "data.input_key": "read by the data source through its section",
 }

@@ -26,7 +26,6 @@ from drl.run import Run
 from drl.stages.evaluate import EvaluationSet
 from drl.stages.loss import Forward
 from drl.stages.pairs import batch_plan
-from drl.stages.reward import reward_terms
 from drl.types import Context, Guidance, Need, Role, StepContext
 
 if TYPE_CHECKING:
@@ -231,20 +230,19 @@ def choose_updater(
 def build_rewards(make: Maker, recipe: Any) -> InlineRewards:
     """Return the reward terms of the recipe, not started."""
     off = tuple(make.catalog.plugins.off)
-    return InlineRewards([_term(make, recipe, term, off) for term in reward_terms(recipe)])
+    return InlineRewards([_term(make, recipe, term, off) for term in recipe.reward.all_terms])
 
 
-def _term(make: Maker, recipe: Any, term: tuple[str, str, float], off: Sequence[str]) -> Term:
-    name, plugin, weight = term
-    options = recipe.term_options(name)
+def _term(make: Maker, recipe: Any, term: Any, off: Sequence[str]) -> Term:
+    options = recipe.term_options(term.name)
     context = make.at("reward", Role.REWARD)
-    reward = make.catalog.create("reward", plugin, options, context)
+    reward = make.catalog.create("reward", term.component, options, context)
     plain = None if options is None else options.model_dump()
     # the section stays here: a worker gets plain values only
     spec = TermSpec(
-        plugin=plugin, options=plain, context=replace(context, section=None), off=tuple(off)
+        plugin=term.component, options=plain, context=replace(context, section=None), off=tuple(off)
     )
-    return Term(name, weight, reward, spec)
+    return Term(term.name, term.weight, reward, spec)
 
 
 def evaluation_sets(make: Maker, recipe: Any) -> list[EvaluationSet]:

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drl.config import load_recipe
-from drl.errors import BadInput, CheckpointError, RunDirectoryError
+from drl.errors import BadInput, CheckpointError, RunDirectoryError, lines_of
 from drl.interfaces.logger import RunFacts
 from drl.observe.directory import RunDirectory, is_run_directory
 from drl.observe.files import write_json_atomic, write_text_atomic
 from drl.observe.versions import versions
 from drl.stages.pairs import batch_plan
-from drl.stages.reward import reward_terms
 
 if TYPE_CHECKING:
     from drl.catalog import Catalog
@@ -58,10 +57,10 @@ def run_recipe(
 
 def header(recipe: Any, catalog: Catalog) -> list[str]:
     """Return what a person reads before a run: warnings, what will run, the batch arithmetic."""
-    lines = [f"warning: {text}" for text in map(str, recipe.warnings)]
+    lines = [f"warning: {line}" for problem in recipe.warnings for line in lines_of(problem)]
     parts = [recipe.model.family, recipe.algorithm.loss]
     if not recipe.train.train_only:
-        rewards = [name for name, _, _ in reward_terms(recipe)]
+        rewards = [term.name for term in recipe.reward.all_terms]
         parts += [recipe.rollout.engine, recipe.sde.type, *rewards]
     mode = f"LoRA rank {recipe.lora.rank}" if recipe.lora.enabled else "full weights"
     lines.append(f"{recipe.run.name}: {' + '.join(map(str, parts))}, {mode}")
@@ -152,7 +151,7 @@ def chosen_components(recipe: Any) -> list[tuple[str, str]]:
             ("sde_backend", recipe.sde.type),
             ("step_strategy", recipe.sde.step_strategy),
             ("advantage", recipe.algorithm.advantage_estimator),
-            *(("reward", plugin) for _, plugin, _ in reward_terms(recipe)),
+            *(("reward", term.component) for term in recipe.reward.all_terms),
         ]
     chosen += [("logger", name) for name in recipe.logging.loggers]
     return [(kind, name) for kind, name in chosen if name is not None]
@@ -186,10 +185,11 @@ def execute(
 
 
 def start(run: Run, *, resume: bool) -> None:
-    """Restore a checkpoint, start engine and rewards, open loggers, take over Ctrl-C."""
+    """Tell plugins, restore a checkpoint, start engine and rewards, open loggers, take over Ctrl-C."""
     from drl.assemble import launch_of
     from drl.stages.save import latest, read_run_state
 
+    run.hooks.drl_run_started(run=run)
     if resume:
         folder = latest(run.checkpoints)
         run.restore(folder, read_run_state(folder))
@@ -209,7 +209,6 @@ def start(run: Run, *, resume: bool) -> None:
     if run.first_rollout >= run.recipe.train.num_rollout:
         run.event(f"all {run.recipe.train.num_rollout} iterations are done already")
     run.stop.install()
-    run.hooks.drl_run_started(run=run)
 
 
 def close(run: Run, error: BaseException | None) -> None:

@@ -87,20 +87,20 @@ def test_batch_plan_reads_the_recipe():
         train=SimpleNamespace(
             global_batch_size=32, num_steps_per_rollout=None, micro_batch_size=16, train_only=False
         ),
-        sde=SimpleNamespace(num_steps=3),
+        sde=SimpleNamespace(num_steps=3, step_strategy="sde_window"),
         sampling=SimpleNamespace(num_steps=8),
     )
     plan = batch_plan(recipe)
     assert (plan.optimizer_steps, plan.pairs_per_step, plan.micro_batches) == (2, 96, 6)
 
 
-def test_without_a_step_count_every_denoising_step_is_a_pair():
+def test_strategy_all_makes_every_denoising_step_a_pair():
     recipe = SimpleNamespace(
         rollout=SimpleNamespace(batch_size=1, n_samples_per_prompt=2),
         train=SimpleNamespace(
             global_batch_size=None, num_steps_per_rollout=None, micro_batch_size=1, train_only=False
         ),
-        sde=SimpleNamespace(num_steps=0),
+        sde=SimpleNamespace(num_steps=2, step_strategy="all"),
         sampling=SimpleNamespace(num_steps=5),
     )
     assert batch_plan(recipe).pairs_per_sample == 5

@@ -44,7 +44,7 @@ def recipe(**rollout):
             negative_prompt=None,
             generator_device="cpu",
         ),
-        sde=SimpleNamespace(type="cps", noise_level=0.7, log_prob_no_const=True),
+        sde=SimpleNamespace(type="cps", noise_level=0.7, log_prob_no_const=True, num_steps=3),
         eval=SimpleNamespace(num_steps=None),
     )
 
@@ -93,6 +93,7 @@ def test_steps_that_break_the_contract_are_refused(sde):
         choose_steps(
             Fixed(StepChoice(sde=sde, kept=None)),
             StepRequest(num_steps=8, seed=0, group_index=0, rollout_id=0),
+            2,
         )
 
 
@@ -101,6 +102,7 @@ def test_a_trained_step_without_its_successor_is_refused():
         choose_steps(
             Fixed(StepChoice(sde=(1, 2), kept=(1, 2))),
             StepRequest(num_steps=8, seed=0, group_index=0, rollout_id=0),
+            2,
         )
 
 
@@ -110,3 +112,11 @@ def test_evaluation_is_deterministic_and_has_its_own_step_count():
     sampling = evaluation_sampling(given)
     assert (sampling.sde_type, sampling.num_steps, sampling.noise_level) == ("ode", 20, 0.0)
     assert training_sampling(given).num_steps == 8
+
+
+def test_a_bare_count_means_the_first_steps():
+    (first, *_) = requests(recipe())
+    assert first.sde_steps == (0, 1, 2)
+    assert first.kept_latents == (0, 1, 2, 3)
+    request = StepRequest(num_steps=2, seed=0, group_index=0, rollout_id=0)
+    assert choose_steps(None, request, 5) == StepChoice(sde=(0, 1), kept=(0, 1, 2))

@@ -14,15 +14,10 @@ from drl.config.draft import Draft, NotKnown
 from drl.config.layers import AUTO
 from drl.errors import BatchError
 
-KNOWN_FACTS = {("sde_backend", "cps"): {"log_prob_no_const": True, "last_step_has_variance": False}}
-"""Facts of components that do not state them; what a component states wins."""
-
 
 def fact(draft: Draft, kind: str, path: str, name: str, default: Any) -> Any:
     """Return one fact of the component that the option at ``path`` picks; NotKnown without a pick."""
-    stated = draft.facts(kind, path)
-    known = KNOWN_FACTS.get((kind, draft.get(path)), {})
-    return stated.get(name, known.get(name, default))
+    return draft.facts(kind, path).get(name, default)
 
 
 def needs(draft: Draft, need: str) -> bool:

@@ -90,12 +90,16 @@ def evaluation_requests(run: Run, data: EvaluationSet, sampling: Sampling) -> li
                     members=(member,),
                     seeds=(seed,),
                     sampling=sampling,
-                    sde_steps=choose_steps(run.strategy, step).sde if noisy else (),
+                    sde_steps=_noisy_steps(run, step) if noisy else (),
                     kept_latents=(),
                     evaluation=not noisy,
                 )
             )
     return requests
+
+
+def _noisy_steps(run: Run, step: StepRequest) -> tuple[int, ...] | None:
+    return choose_steps(run.strategy, step, run.recipe.sde.num_steps).sde
 
 
 async def _score_all(run: Run, requests: Sequence[RolloutRequest], name: str) -> list[Sample]:

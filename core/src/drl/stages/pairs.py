@@ -86,8 +86,8 @@ def batch_plan(recipe: Any) -> BatchPlan:
 def _pairs_per_sample(recipe: Any) -> int:
     if recipe.train.train_only:
         return 1
-    count: int = recipe.sde.num_steps or recipe.sampling.num_steps
-    return count
+    total: int = recipe.sampling.num_steps
+    return total if recipe.sde.step_strategy == "all" else min(recipe.sde.num_steps, total)
 
 
 def make_shards(run: Run, rollout: Rollout, advantages: Advantages | None) -> list[Shard]:

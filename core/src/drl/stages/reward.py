@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from drl.errors import RewardError
 from drl.types import Sample, Score
@@ -61,10 +60,3 @@ def require_some(samples: Sequence[Sample], rollout_id: int) -> None:
             f"rollout {rollout_id}: none of its {len(samples)} samples got a reward; first failure: "
             f"{ {name: score.failure for name, score in first.scores.items()} }"
         )
-
-
-def reward_terms(recipe: Any) -> list[tuple[str, str, float]]:
-    """Return (name, plugin, weight) of each term; a single ``reward.type`` is one term of weight 1."""
-    if recipe.reward.terms:
-        return [(term.name, term.plugin or term.name, term.weight) for term in recipe.reward.terms]
-    return [(recipe.reward.type, recipe.reward.type, 1.0)]

@@ -63,7 +63,7 @@ def group_requests(
     request = StepRequest(
         num_steps=sampling.num_steps, seed=seeds[0], group_index=group_index, rollout_id=rollout_id
     )
-    choice = choose_steps(strategy, request)
+    choice = choose_steps(strategy, request, recipe.sde.num_steps)
     size = recipe.rollout.microgroup_size
     return [
         RolloutRequest(
@@ -85,10 +85,11 @@ def _starts(recipe: Any, seeds: list[int]) -> tuple[int, ...]:
     return tuple(seeds[:1] * len(seeds)) if recipe.rollout.shared_start else tuple(seeds)
 
 
-def choose_steps(strategy: StepStrategy | None, request: StepRequest) -> StepChoice:
-    """Ask the strategy, and hold it to its contract; no strategy: every step, every latent."""
+def choose_steps(strategy: StepStrategy | None, request: StepRequest, count: int) -> StepChoice:
+    """Ask the strategy, and hold it to its contract; without one the first ``count`` steps are it."""
     if strategy is None:
-        return StepChoice(sde=None, kept=None)
+        steps = tuple(range(min(count, request.num_steps)))
+        return StepChoice(sde=steps, kept=(*steps, len(steps)))
     choice = strategy.choose(request)
     steps = choice.sde or ()
     kept = choice.kept

@@ -100,7 +100,7 @@ def check_same_recipe(recipe: Any, directory: RunDirectory, catalog: Catalog) ->
         raise CheckpointError(f"{directory.path} has no recipe.toml; it cannot be resumed")
     before = flat(load_recipe(directory.recipe, catalog=catalog).resolved())
     now = flat(recipe.resolved())
-    free = MAY_CHANGE
+    free: tuple[str, ...] = MAY_CHANGE
     if recipe.optimizer.lr_decay_style == "constant" and not recipe.optimizer.lr_warmup_fraction:
         free = (*free, "optimizer.lr_decay_iters")  # derived from num_rollout, and without effect
     changed = [

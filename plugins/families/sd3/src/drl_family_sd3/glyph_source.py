@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from drl.api import Context, DataError, DataSource, Media, Prompt
 
+from drl.api import Context, DataError, DataSource, Media, Prompt
 from drl_family_sd3.config import GlyphOptions
 from drl_family_sd3.glyphs.render import render_varied
 from drl_family_sd3.glyphs.words import prompt_of, random_strings

@@ -77,8 +77,8 @@ GLYPHS = Shape(
     words=("sign",),
     vae_channels=(16, 32),
     vae_groups=8,
-    layers=4,
-    heads=4,
+    layers=3,
+    heads=3,
     head_width=32,
     largest_latent=48,
 )

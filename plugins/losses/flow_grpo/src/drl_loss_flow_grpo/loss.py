@@ -29,7 +29,7 @@ from drl.api import (
     successor,
 )
 from drl.mathematics.gaussian import row_mean
-from drl_loss_flow_grpo.pairs import sample_pairs
+from drl.mathematics.recorded import recorded_pairs
 
 
 class PolicyLoss(Loss):
@@ -56,7 +56,7 @@ class PolicyLoss(Loss):
         return [
             pair
             for sample, advantage in zip(unit, advantages, strict=True)
-            for pair in sample_pairs(sample, advantage, context.sigmas)
+            for pair in recorded_pairs(sample, advantage, context.sigmas)
         ]
 
     def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:

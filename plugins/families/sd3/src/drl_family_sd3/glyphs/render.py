@@ -1,7 +1,9 @@
 """Pictures of words: black on white, 48 x 16 pixels, in Pillow's built-in font.
 
-A recogniser reads these renders almost perfectly (OCR reward 1.0 on 200 random strings), so no
-font has to be shipped.
+A recogniser reads sharp renders without a fault (OCR reward 1.0 on 200 random strings), so no
+font has to be shipped. The pictures to learn from are out of focus by a random amount, up to
+unreadable: a model that has seen them writes some words sharply and some blurred, and what
+reinforcement learning from a reader then has to teach is to write sharply.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from functools import cache
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 WIDTH, HEIGHT = 48, 16
 PAPER = 255
 DARKEST_INK, LIGHTEST_INK = 0, 60
 JITTER = 1
+LARGEST_BLUR = 3.0
 FONT_SIZE = 13
 BASELINE = 13
 
@@ -47,10 +50,11 @@ def render(word: str, *, ink: int = 0, dx: int = 0, dy: int = 0) -> Image.Image:
 
 
 def render_varied(word: str, generator: torch.Generator) -> Image.Image:
-    """``word`` with ink and position drawn from ``generator``; the same state, the same picture."""
+    """``word`` with ink, position and blur drawn from ``generator``; same state, same picture."""
     ink = int(torch.randint(DARKEST_INK, LIGHTEST_INK + 1, (), generator=generator))
     dx, dy = torch.randint(-JITTER, JITTER + 1, (2,), generator=generator).tolist()
-    return render(word, ink=ink, dx=dx, dy=dy)
+    radius = LARGEST_BLUR * float(torch.rand((), generator=generator))
+    return render(word, ink=ink, dx=dx, dy=dy).filter(ImageFilter.GaussianBlur(radius))
 
 
 def render_batch(words: Sequence[str], generator: torch.Generator) -> torch.Tensor:

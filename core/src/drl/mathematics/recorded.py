@@ -1,4 +1,4 @@
-"""Recorded trajectories to training rows: one pair per stochastic step."""
+"""Recorded trajectories to training rows: one pair per stochastic step, for every policy loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, equal
 from drl.api import ContractError, Pair, Sample, Trajectory, TrustError, successor
 
 
-def sample_pairs(sample: Sample, advantage: float, sigmas: Tensor | None) -> list[Pair]:
+def recorded_pairs(sample: Sample, advantage: float, sigmas: Tensor | None) -> list[Pair]:
     """Return the pairs of a sample, in the order of its steps.
 
     ``sigmas``: the table ``(S + 1,)`` that the rollout shares, when known. Removed samples and samples

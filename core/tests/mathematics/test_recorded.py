@@ -14,7 +14,7 @@ from drl.api import VISUAL, Context, ContractError, Sample, StepContext, TrustEr
 from drl.testing.builders import make_sample
 from drl_loss_flow_grpo.config import PolicyLossConfig
 from drl_loss_flow_grpo.loss import PolicyLoss
-from drl_loss_flow_grpo.pairs import sample_pairs
+from drl.mathematics.recorded import recorded_pairs
 
 
 def recorded(**changes: Any) -> Sample:
@@ -32,7 +32,7 @@ def windowed() -> Sample:
 
 
 def test_latents_are_taken_by_number_not_by_place() -> None:
-    first, second = sample_pairs(windowed(), 1.0, None)
+    first, second = recorded_pairs(windowed(), 1.0, None)
     assert (float(first.tensors[VISUAL]), float(first.tensors[successor(VISUAL)])) == (10.0, 20.0)
     assert (float(second.tensors[VISUAL]), float(second.tensors[successor(VISUAL)])) == (20.0, 30.0)
 
@@ -40,7 +40,7 @@ def test_latents_are_taken_by_number_not_by_place() -> None:
 def test_a_pair_carries_what_its_step_had() -> None:
     sample = windowed()
     assert sample.trajectory is not None
-    pair = sample_pairs(sample, -0.75, None)[1]
+    pair = recorded_pairs(sample, -0.75, None)[1]
     assert (pair.id, pair.unit, pair.weight) == ((12, 2), 12, 1.0)
     assert pair.sigma == 0.5
     assert pair.timestep == 500.0
@@ -61,29 +61,29 @@ def test_removed_and_failed_samples_weigh_nothing() -> None:
     removed.removed = True
     failed.reward = None
     for sample in (removed, failed):
-        pairs = sample_pairs(sample, math.nan, None)
+        pairs = recorded_pairs(sample, math.nan, None)
         assert [pair.weight for pair in pairs] == [0.0, 0.0]
         assert all(math.isfinite(value) for pair in pairs for value in pair.values.values())
 
 
 def test_streams_other_than_the_visual_one_come_along() -> None:
     latents = {"visual": torch.zeros(5, 4), "audio": torch.ones(5, 2)}
-    (pair,) = sample_pairs(recorded(latents=latents, sde_steps=(0,)), 1.0, None)
+    (pair,) = recorded_pairs(recorded(latents=latents, sde_steps=(0,)), 1.0, None)
     assert sorted(pair.tensors) == ["audio", "audio.next", "visual", "visual.next"]
 
 
 def test_a_shared_schedule_is_accepted_and_another_refused_with_both() -> None:
     sigmas = torch.linspace(1.0, 0.0, 5)
-    assert len(sample_pairs(recorded(), 1.0, sigmas)) == 4
+    assert len(recorded_pairs(recorded(), 1.0, sigmas)) == 4
     with pytest.raises(TrustError, match=r"sample 12 .*0\.75.*0\.8.*must share one schedule"):
-        sample_pairs(recorded(), 1.0, torch.tensor([1.0, 0.8, 0.5, 0.25, 0.0]))
+        recorded_pairs(recorded(), 1.0, torch.tensor([1.0, 0.8, 0.5, 0.25, 0.0]))
 
 
 def test_one_ulp_in_the_schedule_is_another_schedule() -> None:
     sigmas = torch.linspace(1.0, 0.0, 5)
     sigmas[2] = sigmas[2].nextafter(torch.tensor(1.0))
     with pytest.raises(TrustError):
-        sample_pairs(recorded(), 1.0, sigmas)
+        recorded_pairs(recorded(), 1.0, sigmas)
 
 
 @pytest.mark.parametrize("record", ["trajectory", "condition"])
@@ -91,7 +91,7 @@ def test_a_missing_record_is_named(record: str) -> None:
     sample = recorded()
     setattr(sample, record, None)
     with pytest.raises(ContractError, match=f"sample 12 lacks its {record}"):
-        sample_pairs(sample, 1.0, None)
+        recorded_pairs(sample, 1.0, None)
 
 
 @pytest.mark.parametrize(
@@ -106,15 +106,15 @@ def test_a_missing_record_is_named(record: str) -> None:
 )
 def test_records_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ContractError, match=message):
-        sample_pairs(recorded(**changes), 1.0, None)
+        recorded_pairs(recorded(**changes), 1.0, None)
 
 
 def test_a_log_prob_of_nan_is_refused_unless_the_sample_is_out() -> None:
     sample = recorded(log_probs=torch.tensor([0.0, 0.0, 0.0, math.nan]))
     with pytest.raises(TrustError, match="log-prob of step 3 is nan"):
-        sample_pairs(sample, 1.0, None)
+        recorded_pairs(sample, 1.0, None)
     sample.removed = True
-    assert len(sample_pairs(sample, 1.0, None)) == 4
+    assert len(recorded_pairs(sample, 1.0, None)) == 4
 
 
 def test_the_loss_expands_its_unit_and_feeds_the_recorded_latents() -> None:

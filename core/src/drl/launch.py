@@ -221,9 +221,11 @@ def close(run: Run, error: BaseException | None) -> None:
     ]
     if run.engines is not None:
         steps.append(run.engines.close)
+    failures: list[Exception] = []
     for step in steps:
         try:
             step()
-        except Exception:
-            if error is None:
-                raise
+        except Exception as failure:  # whatever it is, the rest must be closed too
+            failures.append(failure)
+    if failures and error is None:
+        raise failures[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from drl.errors import CheckpointError, Interrupted
+from drl.errors import CheckpointError, ContractError, Interrupted
 from drl.interfaces.family import Family, Pipeline
 from drl.interfaces.loss import Loss
 from drl.lora import save_peft
@@ -20,6 +20,7 @@ from drl.observe.files import write_json_atomic
 from drl.stages.advantage import reward_metrics
 from drl.stages.evaluate import BEFORE, EvaluationSet, evaluation_rows
 from drl.stages.reward import weighted_sum
+from drl.stages.save import keep_checkpoint, save_unless_saved
 from drl.stages.step import mean_of
 from drl.stages.sync import SyncLog
 from drl.types import (
@@ -74,16 +75,18 @@ class StopFlag:
     def __init__(self) -> None:
         self.asked = False
         self.reason = ""
+        self._before: dict[int, Any] = {}
 
     def install(self) -> None:
         """Take over the signals; call from the main thread."""
-        signal.signal(signal.SIGINT, self._signalled)
-        signal.signal(signal.SIGTERM, self._signalled)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._signalled)
 
     def uninstall(self) -> None:
-        """Give the signals back."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        """Give the signals back to whoever had them."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
@@ -127,6 +130,8 @@ class Run:
     steps: list[StepReport] = field(default_factory=list)
     schedules: dict[Sampling, Tensor] = field(default_factory=dict)
     current: int = 0
+    saved: int = -1
+    ending: str = ""
 
     @property
     def hooks(self) -> Any:
@@ -150,11 +155,18 @@ class Run:
             self.current = rollout_id
             self.row, self.steps = {}, []
             yield rollout_id
-            if self.stop.asked and rollout_id + 1 < self.recipe.train.num_rollout:
+            if self.is_last(rollout_id):
+                return
+            if self.stop.asked:
+                save_unless_saved(self, rollout_id)  # asked after this iteration's turn to save
                 raise Interrupted(
                     f"stopped by {self.stop.reason} after iteration {rollout_id + 1}; everything is saved\n"
                     f"go on with: drl run RECIPE --resume --run-dir {self.directory.path}"
                 )
+
+    def is_last(self, rollout_id: int) -> bool:
+        """True when the run ends well after this iteration: all are done, or a verdict said so."""
+        return bool(self.ending) or rollout_id + 1 == self.recipe.train.num_rollout
 
     def turn(self, role: Role) -> AbstractContextManager[None]:
         """Time one half of an iteration."""
@@ -194,12 +206,15 @@ class Run:
             self.event(f"optimizer step {report.global_step} skipped: {report.skipped}")
         self.hooks.drl_step_finished(run=self, report=report)
 
-    def take_verdict(self, verdict: Verdict) -> None:
-        """Follow an evaluation's verdict: end the run well, or keep the checkpoint."""
+    def take_verdict(self, verdict: Verdict, done: int) -> None:
+        """Follow the verdict on ``done`` iterations: end the run well, or keep their checkpoint."""
         self.event(f"verdict '{verdict.action}': {verdict.reason}")
         if verdict.action == "stop":
-            self.stop.asked = True
-            self.stop.reason = verdict.reason
+            self.ending = verdict.reason or "stop"
+        elif verdict.action != "keep":
+            raise ContractError(f"a verdict is 'keep' or 'stop', got '{verdict.action}'")
+        elif done > 0:  # before training there is nothing to keep
+            keep_checkpoint(self, done - 1, verdict.reason)
 
     def finish_iteration(
         self, rollout_id: int, rollout: Rollout, advantages: Advantages | None

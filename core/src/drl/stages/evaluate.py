@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from drl.interfaces.steps import StepRequest
 from drl.mathematics.seeding import evaluation_seed
+from drl.stages.save import save_unless_saved
 from drl.stages.rollout import choose_steps, evaluation_sampling, training_sampling
 from drl.stages.trust import check_samples
 from drl.types import EvaluationReport, Prompt, RolloutRequest, Sample, Sampling
@@ -40,25 +41,30 @@ def evaluate_before_training(run: Run, rollout_id: int) -> None:
 
 def evaluate_if_due(run: Run, rollout_id: int) -> None:
     """Evaluate every ``eval.interval`` iterations, and after the last one."""
-    last = rollout_id + 1 == run.recipe.train.num_rollout
-    interval = run.recipe.eval.interval
-    if last and run.recipe.eval.after_train:
-        evaluate(run, rollout_id + 1, label=AFTER)
-    elif interval and (rollout_id + 1) % interval == 0:
-        evaluate(run, rollout_id + 1, label=f"iteration-{rollout_id + 1}")
+    done = rollout_id + 1
+    interval, after_train = run.recipe.eval.interval, run.recipe.eval.after_train
+    if run.is_last(rollout_id) and after_train:
+        evaluate(run, done, label=AFTER)
+    elif interval and done % interval == 0:
+        report = evaluate(run, done, label=f"iteration-{done}")
+        if run.ending:  # its verdict made this iteration the last one
+            save_unless_saved(run, rollout_id)
+            if after_train and report is not None:
+                run.keep_evaluation(report, AFTER)
 
 
-def evaluate(run: Run, done: int, *, label: str) -> None:
+def evaluate(run: Run, done: int, *, label: str) -> EvaluationReport | None:
     """Evaluate every set under every sampler, log the means, keep rows and pictures."""
     if not run.evaluation_sets or run.engines is None:
-        return
+        return None
     with run.phases.phase("eval"):
         samples = run.background.run(_evaluate(run))
     means = {name: mean_reward(column) for name, column in samples.items()}
     report = EvaluationReport(rollout_id=done, version=run.version, means=means, samples=samples)
     run.keep_evaluation(report, label)
     for verdict in run.hooks.drl_evaluation_finished(run=run, report=report):
-        run.take_verdict(verdict)
+        run.take_verdict(verdict, done)
+    return report
 
 
 async def _evaluate(run: Run) -> dict[str, list[Sample]]:

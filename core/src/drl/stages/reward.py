@@ -34,7 +34,7 @@ def weighted_sum(terms: Mapping[str, Score], weights: Mapping[str, float]) -> fl
         if weight == 0.0:
             continue
         value = terms[name].value
-        if value is None or math.isnan(value):
+        if value is None or not math.isfinite(value):
             return None
         total += weight * value
     return total

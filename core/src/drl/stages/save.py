@@ -1,7 +1,8 @@
 """Checkpoints: written beside, flushed, renamed; the tracker last. Half-written ones are never seen.
 
 Layout: ``checkpoints/iter_0000012/{trainer/, run.json, manifest.json}`` and
-``latest_checkpointed_iteration.txt``. The manifest holds the SHA-256 of every file.
+``latest_checkpointed_iteration.txt``. The manifest holds the SHA-256 of every file. ``kept.txt`` names
+the checkpoints that an evaluation's verdict said to keep, each with its reason.
 """
 
 from __future__ import annotations
@@ -11,53 +12,92 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drl.errors import CheckpointError
+from safetensors import SafetensorError
+
+from drl.errors import CheckpointError, DrlError
 from drl.observe.files import flush_directory, write_text_atomic
 
 if TYPE_CHECKING:
+    from drl.interfaces.roles import TrainerRole
     from drl.run import Run
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
+KEPT = "kept.txt"
 
 
 def save_if_due(run: Run, rollout_id: int) -> None:
     """Save by iteration count, by time, at the end, and when the user asked to stop."""
-    interval = run.recipe.checkpoint.save_interval
+    options = run.recipe.checkpoint
     minutes = (time.monotonic() - run.last_save) / 60
-    last = rollout_id + 1 == run.recipe.train.num_rollout
-    due = last or run.stop.asked or (interval and (rollout_id + 1) % interval == 0)
-    if due or minutes >= run.recipe.checkpoint.every_minutes:
-        with run.phases.phase("save"):
-            save(run, rollout_id)
-        run.last_save = time.monotonic()
+    asked = run.is_last(rollout_id) or run.stop.asked
+    counted = options.save_interval and (rollout_id + 1) % options.save_interval == 0
+    timed = options.every_minutes and minutes >= options.every_minutes
+    if asked or counted or timed:
+        save(run, rollout_id)
+
+
+def save_unless_saved(run: Run, rollout_id: int) -> None:
+    """Save an iteration that was not due when its turn came."""
+    if run.saved != rollout_id:
+        save(run, rollout_id)
+
+
+def keep_checkpoint(run: Run, rollout_id: int, reason: str) -> None:
+    """Make sure that an iteration has a checkpoint, and name it in ``kept.txt``."""
+    save_unless_saved(run, rollout_id)
+    kept = run.checkpoints / KEPT
+    lines = kept.read_text().splitlines() if kept.is_file() else []
+    name = checkpoint_name(rollout_id)
+    lines = [line for line in lines if line.partition("  ")[0] != name]
+    text = " ".join(reason.split())
+    write_text_atomic(kept, "\n".join([*lines, f"{name}  {text}"]) + "\n")
+
+
+def checkpoint_name(rollout_id: int) -> str:
+    """Return the folder name of the checkpoint after this iteration."""
+    return f"iter_{rollout_id + 1:07d}"
 
 
 def save(run: Run, rollout_id: int) -> Path:
-    """Write one checkpoint and return its folder."""
-    root = run.checkpoints
+    """Write one checkpoint and return its folder; a full disk is a DrlError that says what is left."""
+    final = run.checkpoints / checkpoint_name(rollout_id)
+    with run.phases.phase("save"):
+        state = run.state(rollout_id)
+        try:
+            write_checkpoint(run.trainer, state, final)
+            run.save_adapter()
+        except (OSError, SafetensorError) as error:
+            raise DrlError(
+                f"checkpoint {final.name} could not be written: {error}\nearlier checkpoints in "
+                f"{final.parent} are untouched; make room there, then go on with --resume"
+            ) from error
+        run.saved, run.last_save = rollout_id, time.monotonic()
+        run.hooks.drl_checkpoint_saved(run=run, path=final)
+    run.event(f"saved {final.name}")
+    return final
+
+
+def write_checkpoint(trainer: TrainerRole, state: Mapping[str, Any], final: Path) -> None:
+    """Write a checkpoint beside its place, move it there, and let the tracker name it."""
+    root = final.parent
     root.mkdir(parents=True, exist_ok=True)
-    final = root / f"iter_{rollout_id + 1:07d}"
     beside = root / f".writing-{final.name}-{os.getpid()}"
     shutil.rmtree(beside, ignore_errors=True)
     try:
         (beside / "trainer").mkdir(parents=True)
-        run.trainer.save(beside / "trainer")
-        state = run.state(rollout_id)
+        trainer.save(beside / "trainer")
         (beside / "run.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
         write_manifest(beside)
         replace_folder(beside, final)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     flush_directory(root)
-    write_text_atomic(root / TRACKER, f"{rollout_id + 1}\n")
-    run.save_adapter()
-    run.hooks.drl_checkpoint_saved(run=run, path=final)
-    run.event(f"saved {final.name}")
-    return final
+    write_text_atomic(root / TRACKER, f"{state['next_rollout_id']}\n")
 
 
 def replace_folder(beside: Path, final: Path) -> None:

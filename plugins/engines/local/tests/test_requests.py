@@ -376,3 +376,23 @@ def test_the_second_generator_only_replaces_step_noise(
     )
     assert torch.equal(made.initial, torch.randn((1, 4, 16, 16), generator=seeded(3))[0])
     assert torch.equal(made.draw(), plain.draw())
+
+
+@pytest.mark.parametrize(
+    ("rows", "alike"), [(1, True), (3, True), (4, True), (6, False), (8, True), (10, False)]
+)
+def test_an_engine_says_whether_rows_are_alike(rows: int, alike: bool) -> None:
+    engine = LocalEngine(LocalOptions.model_validate({"rows": rows}), Context())
+    assert engine.capabilities().batch_invariant is alike
+
+
+def test_rows_of_one_block_are_alike_with_two_threads() -> None:
+    weight = torch.randn(32, 96, generator=seeded(0))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for rows in (1, 2, 3, 4, 8, 12, 16):
+            product = torch.nn.functional.linear(torch.ones(rows, 96), weight)
+            assert torch.equal(product, product[:1].expand(rows, 32).contiguous())
+    finally:
+        torch.set_num_threads(before)

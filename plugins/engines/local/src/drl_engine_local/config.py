@@ -14,7 +14,8 @@ class LocalOptions(Options):
         8,
         ge=1,
         description="Samples denoised together. Every forward runs at this row count, filled across "
-        "requests and padded at the end, so that a sample does not depend on its neighbours.",
+        "requests and padded at the end, so that a sample does not depend on its neighbours; that holds "
+        "for 1 to 4 rows and for multiples of 4.",
     )
     weights: Literal["fp32", "forward"] = Field(
         "fp32",

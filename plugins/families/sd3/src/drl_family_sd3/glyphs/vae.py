@@ -14,7 +14,7 @@ from .words import random_strings
 STEPS = 250
 BATCH = 32
 PEAK_LEARNING_RATE = 2e-3
-KL_WEIGHT = 1e-5
+KL_WEIGHT = 2e-6
 PICTURES = 6000
 STATISTICS_PICTURES = 1000
 

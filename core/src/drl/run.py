@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import time
@@ -274,12 +275,14 @@ class Run:
     def state(self, rollout_id: int) -> dict[str, Any]:
         """Return what a checkpoint must hold besides the trainer's own state."""
         saved = self.catalog.ask("drl_save_state", {"run": self})
+        for distribution, state in saved:
+            check_json(distribution, state)
         return {
             "rollout_id": rollout_id,
             "next_rollout_id": rollout_id + 1,
             "counters": asdict(self.counters),
             "data": self.source.state(),
-            "plugins": {distribution: state for distribution, state in saved if state is not None},
+            "plugins": dict(saved),
         }
 
     def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
@@ -306,6 +309,16 @@ class Run:
                 base_model=self.recipe.model.checkpoint,
                 component=name,
             )
+
+
+def check_json(distribution: str, state: object) -> None:
+    """Raise ContractError, which names the plugin, for a state that no checkpoint can hold."""
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise ContractError(
+            f"{distribution}: drl_save_state must return values that JSON can hold: {error}"
+        ) from error
 
 
 def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:

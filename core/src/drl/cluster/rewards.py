@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from drl.errors import ContractError, RewardError
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
     import numpy
 
     from drl.interfaces.reward import Reward
+
+GRACE_S = 3.0
+"""How long a busy worker may finish what it is scoring when the run ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,7 @@ class Term:
         self.weight = weight
         self.reward = reward
         self.spec = spec
-        self.executor: Executor | None = None
+        self.executor: ProcessPoolExecutor | None = None
 
     async def start(self) -> None:
         """Start the reward here, or its worker processes."""
@@ -96,8 +103,8 @@ class Term:
     async def close(self) -> None:
         """Free the reward and end its processes."""
         if self.executor is not None:
-            self.executor.shutdown(wait=True, cancel_futures=True)
-            self.executor = None
+            executor, self.executor = self.executor, None
+            await asyncio.to_thread(end_workers, executor)
         else:
             await self.reward.close()
 
@@ -151,6 +158,17 @@ class InlineRewards:
         """Close every term; a second call is harmless."""
         for term in self.terms:
             await term.close()
+
+
+def end_workers(executor: ProcessPoolExecutor) -> None:
+    """End worker processes; kill those that are still at work after ``GRACE_S`` seconds."""
+    workers = list((executor._processes or {}).values())
+    executor.shutdown(wait=False, cancel_futures=True)
+    deadline = time.monotonic() + GRACE_S
+    for worker in workers:
+        if not connection.wait([worker.sentinel], max(0.0, deadline - time.monotonic())):
+            worker.kill()
+            connection.wait([worker.sentinel])
 
 
 def light(sample: Sample) -> Sample:
@@ -215,6 +233,7 @@ def _start_worker(spec: TermSpec) -> None:
 
     # Ctrl-C is the driver's to handle; it ends its workers itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_driver, name="drl-watch", daemon=True).start()
     torch.set_num_threads(1)
     catalog = Catalog.load(off=spec.off)
     model = catalog.options_model("reward", spec.plugin)
@@ -223,6 +242,14 @@ def _start_worker(spec: TermSpec) -> None:
     loop = asyncio.new_event_loop()
     loop.run_until_complete(reward.start())
     _worker.append((reward, loop))
+
+
+def _end_with_driver() -> None:
+    """End this worker when the driver is gone: one that was killed cannot end its workers."""
+    driver = multiprocessing.parent_process()
+    if driver is not None:
+        connection.wait([driver.sentinel])
+        os._exit(1)
 
 
 def _score_in_worker(packed: Sequence[PackedSample]) -> list[Score]:

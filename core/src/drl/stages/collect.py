@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from drl.errors import BadInput
 from drl.stages.reward import assign_rewards, require_some
 from drl.stages.rollout import group_requests, training_sampling
-from drl.stages.trust import check_samples
+from drl.stages.trust import check_echoes, check_samples
 from drl.types import Group, Prompt, Rollout, RolloutRequest, Sample
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ async def generate_scored(run: Run, request: RolloutRequest, seconds: Seconds) -
     with seconds["generate"]:
         samples = await run.engines.generate(run.family.edit_request(request))
     check_samples(run, request, samples)
+    if run.recipe.trust.settings:
+        check_echoes(run.engines.engine.capabilities().echoes, samples)
     count = run.recipe.rollout.n_samples_per_prompt
     for sample, member in zip(samples, request.members, strict=True):
         sample.index = request.group_index * count + member

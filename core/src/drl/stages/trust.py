@@ -30,11 +30,12 @@ def check_samples(run: Run, request: RolloutRequest, samples: Sequence[Sample]) 
         raise TrustError(
             f"group {request.group_index}: asked for {len(request.seeds)} samples, got {len(samples)}"
         )
-    for sample, seed in zip(samples, request.seeds, strict=True):
+    for sample, seed, member in zip(samples, request.seeds, request.members, strict=True):
         if sample.seed != seed:
             raise TrustError(
                 f"sample of group {sample.group_index}: asked for seed {seed}, got {sample.seed}"
             )
+        check_place(sample, request, member)
         if sample.version != run.version:
             raise TrustError(
                 f"sample of group {sample.group_index} was made by weights of version {sample.version}, "
@@ -44,6 +45,27 @@ def check_samples(run: Run, request: RolloutRequest, samples: Sequence[Sample]) 
             check_settings(sample, request.sampling)
             check_size(sample, request.sampling)
             check_schedule(run, sample, request)
+
+
+def check_place(sample: Sample, request: RolloutRequest, member: int) -> None:
+    """Compare group, member and prompt row: advantages are worked out by them."""
+    asked = (request.group_index, member, request.prompt.row)
+    got = (sample.group_index, sample.member, sample.prompt.row)
+    if got != asked:
+        raise TrustError(
+            f"asked for (group, member, prompt row) {asked}, the engine returned a sample of {got}"
+        )
+
+
+def check_echoes(promised: frozenset[str], samples: Sequence[Sample]) -> None:
+    """Raise TrustError when an engine keeps back settings that it says it echoes."""
+    for sample in samples:
+        silent = sorted(promised - sample.echo.keys())
+        if silent:
+            raise TrustError(
+                f"the engine says that it echoes {', '.join(silent)}, but a sample of group "
+                f"{sample.group_index} came without; nothing would prove these settings"
+            )
 
 
 def check_settings(sample: Sample, asked: Sampling) -> None:

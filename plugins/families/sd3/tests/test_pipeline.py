@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drl.api import BadInput, Context, Media, Sampling
 from drl.testing.golden import load_golden
+from drl_family_sd3.checkpoint import load_part
 from drl_family_sd3.config import Sd3Options
 from drl_family_sd3.pipeline import Sd3Pipeline, Sizes
 
@@ -72,6 +74,22 @@ def test_a_pipeline_of_another_model_is_refused(checkpoint: str, tmp_path: Path)
 def test_a_folder_without_model_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"has no model_index\.json"):
         Sd3Pipeline(str(tmp_path), Sd3Options.model_validate({}), Context())
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"cannot read model_index\.json of .*nowhere"):
+        Sd3Pipeline(str(tmp_path / "nowhere"), Sd3Options.model_validate({}), Context())
+
+
+@pytest.mark.parametrize("part", ["transformer", "vae"])
+def test_weights_that_lack_a_tensor_are_refused(checkpoint: str, tmp_path: Path, part: str) -> None:
+    copy = edited(checkpoint, tmp_path, "")
+    path = Path(copy) / part / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(path)
+    lost = sorted(tensors)[0]
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, path)
+    with pytest.raises(BadInput, match=f"weights of {part} in .* lack 1 tensors .*{lost}"):
+        load_part(copy, part, dtype="fp32", device="cpu")
 
 
 def test_the_cache_of_prompts_is_bounded_and_keeps_the_latest(checkpoint: str) -> None:

@@ -44,7 +44,8 @@ def read_index(checkpoint: str) -> Mapping[str, Any]:
             f"model.checkpoint: {checkpoint} has no model_index.json; give the folder of a whole "
             "diffusers pipeline, or a hub id"
         )
-    index: Mapping[str, Any] = DiffusionPipeline.load_config(checkpoint)
+    with readable(checkpoint, "model_index.json"):
+        index: Mapping[str, Any] = DiffusionPipeline.load_config(checkpoint)
     for part, expected in CLASSES.items():
         named = index.get(part, (None, None))[1]
         if named not in (None, expected.__name__):
@@ -62,14 +63,39 @@ def has_part(index: Mapping[str, Any], part: str) -> bool:
 
 def read_config(checkpoint: str, part: str) -> Mapping[str, Any]:
     """Return ``config.json`` of the transformer, the VAE or the scheduler."""
-    config: Mapping[str, Any] = CLASSES[part].load_config(checkpoint, subfolder=part)
+    with readable(checkpoint, f"the config of {part}"):
+        config: Mapping[str, Any] = CLASSES[part].load_config(checkpoint, subfolder=part)
     return config
 
 
+@contextmanager
+def readable(checkpoint: str, what: str) -> Iterator[None]:
+    """Turn a file that cannot be read or fetched into BadInput."""
+    try:
+        yield
+    except OSError as error:
+        reason = str(error).partition("\n")[0]
+        raise BadInput(
+            f"model.checkpoint: cannot read {what} of {checkpoint}: {reason}; give the folder of a "
+            "diffusers pipeline, or a hub id that this machine can download"
+        ) from error
+
+
 def load_part(checkpoint: str, part: str, *, dtype: str, device: str) -> Any:
-    """Load one model in evaluation mode; the global random state is left as it was."""
-    with torch.random.fork_rng(devices=[]), quiet_loading():
-        model = CLASSES[part].from_pretrained(checkpoint, subfolder=part, torch_dtype=DTYPES[dtype])
+    """Load one model in evaluation mode; the global random state is left as it was.
+
+    BadInput when the files lack a tensor of the model: the libraries would fill in random numbers.
+    """
+    with torch.random.fork_rng(devices=[]), quiet_loading(), readable(checkpoint, part):
+        model, report = CLASSES[part].from_pretrained(
+            checkpoint, subfolder=part, torch_dtype=DTYPES[dtype], output_loading_info=True
+        )
+    lacking = sorted([*report["missing_keys"], *map(str, report["mismatched_keys"])])
+    if lacking:
+        raise BadInput(
+            f"model.checkpoint: the weights of {part} in {checkpoint} lack {len(lacking)} tensors or "
+            f"have other shapes: {', '.join(lacking[:5])}; they belong to another config.json"
+        )
     return model.to(device).eval()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from drl.api import (
 )
 from drl_family_sd3.checkpoint import CLASSES, load_part, read_config, read_index
 from drl_family_sd3.config import Sd3Options
-from drl_family_sd3.text import load_text_encoders
+from drl_family_sd3.text import TextEncoders, check_text_encoders, load_text_encoders
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -79,21 +80,42 @@ def sizes_of(checkpoint: str) -> Sizes:
 
 
 class Sd3Pipeline(Pipeline):
-    """Text encoders, scheduler and VAE of one checkpoint, loaded at construction."""
+    """Text encoders, scheduler and VAE of one checkpoint; encoders and VAE load at their first use.
+
+    So a driver that only compares schedules holds none of them.
+    """
 
     def __init__(self, checkpoint: str, options: Sd3Options, context: Context) -> None:
         read_index(checkpoint)
+        check_text_encoders(checkpoint)
+        self.checkpoint = checkpoint
+        self.options = options
         self.device = context.device
-        self.decode_rows = options.decode_rows
         self.sizes = sizes_of(checkpoint)
         self.schedule: Mapping[str, Any] = read_config(checkpoint, "scheduler")
-        self.text = load_text_encoders(checkpoint, options, context.device)
-        # Always float32: the VAE overflows in float16, and it is a small part of the work.
-        self.vae = load_part(checkpoint, "vae", dtype="fp32", device=context.device)
-        if options.tiled_decode:
-            self.vae.enable_tiling()
-        self.scale = float(self.vae.config.scaling_factor)
-        self.shift = float(self.vae.config.shift_factor or 0.0)
+
+    @cached_property
+    def text(self) -> TextEncoders:
+        """The text encoders, with their cache of prompts."""
+        return load_text_encoders(self.checkpoint, self.options, self.device)
+
+    @cached_property
+    def vae(self) -> Any:
+        """The VAE, always float32: it overflows in float16, and it is a small part of the work."""
+        vae = load_part(self.checkpoint, "vae", dtype="fp32", device=self.device)
+        if self.options.tiled_decode:
+            vae.enable_tiling()
+        return vae
+
+    @property
+    def scale(self) -> float:
+        """Factor from the VAE's latents to the model's."""
+        return float(self.vae.config.scaling_factor)
+
+    @property
+    def shift(self) -> float:
+        """Mean of the VAE's latents that the model's are centred by."""
+        return float(self.vae.config.shift_factor or 0.0)
 
     def encode_text(self, prompts: Sequence[str]) -> list[ConditionRecord]:
         """Return one record per prompt, each encoded alone; the latest are kept in memory."""
@@ -154,12 +176,12 @@ class Sd3Pipeline(Pipeline):
     @torch.no_grad()
     def decode(self, streams: Streams) -> list[Media]:
         """Decode ``(B, C, H, W)`` latents into pictures ``(3, 1, 8H, 8W)`` in [0, 1]."""
-        rows = torch.split(streams[VISUAL], self.decode_rows)
+        rows = torch.split(streams[VISUAL], self.options.decode_rows)
         return [media for chunk in rows for media in self._decode_rows(chunk)]
 
     def _decode_rows(self, latents: Tensor) -> Iterator[Media]:
         count = latents.shape[0]
-        filler = latents[-1:].expand(self.decode_rows - count, *latents.shape[1:])
+        filler = latents[-1:].expand(self.options.decode_rows - count, *latents.shape[1:])
         full = torch.cat([latents, filler]).to(self.device, torch.float32)
         images = self.vae.decode(full / self.scale + self.shift, return_dict=False)[0]
         pixels = (images[:count] / 2 + 0.5).clamp(0, 1).cpu()

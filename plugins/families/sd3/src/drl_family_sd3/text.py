@@ -95,14 +95,18 @@ def token_ids(tokenizer: Any, prompt: str, length: int) -> Tensor:
     return ids
 
 
-def load_text_encoders(checkpoint: str, options: Sd3Options, device: str) -> TextEncoders:
-    """Load encoders and tokenizers; a pipeline without T5 is fine, one without CLIP is not."""
+def check_text_encoders(checkpoint: str) -> None:
+    """Raise BadInput for a pipeline without one of its CLIP encoders; loads nothing."""
     index = read_index(checkpoint)
     for part in ("text_encoder", "text_encoder_2"):
         if not has_part(index, part):
             raise BadInput(
                 f"model.checkpoint: {checkpoint} has no {part}; only text_encoder_3 (T5) may miss"
             )
+
+
+def load_text_encoders(checkpoint: str, options: Sd3Options, device: str) -> TextEncoders:
+    """Load encoders and tokenizers; a pipeline without T5 is fine."""
     clips = tuple(
         Clip(_tokenizer(checkpoint, f"tokenizer{end}"), _encoder(checkpoint, end, options, device))
         for end in ("", "_2")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 from diffusers import StableDiffusion3Pipeline
-from drl.api import BadInput
 from safetensors.torch import load_file
+
+from drl.api import BadInput
 
 from .words import dev_words, prompt_of, rl_words, test_words
 

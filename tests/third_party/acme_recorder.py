@@ -21,7 +21,9 @@ def note(hook, **arguments):
 
 @hookimpl
 def drl_register_rewards():
-    return [Component("acme_tone", "acme_recorder_reward:Tone", summary="How bright the picture is.")]
+    return [
+        Component("acme_tone", "acme_recorder_reward:Tone", summary="How bright the picture is.")
+    ]
 
 
 @hookimpl

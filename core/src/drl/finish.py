@@ -72,7 +72,7 @@ def summarize(run: Run) -> Summary:
         heldout_rollout_sampler=heldout(run, f"/{NOISY}"),
         train_seconds=read_metrics(run.directory.metrics).train_seconds(),
         seed=run.recipe.train.seed,
-        iterations=run.recipe.train.num_rollout,
+        iterations=run.trainer.next_rollout,
         images_seen=run.counters.images_seen,
         parity=None if run.parity is None else parity_summary(run.parity, limit),
         sync=sync_totals(run.directory),

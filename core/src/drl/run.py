@@ -238,7 +238,7 @@ class Run:
             self.phases.overlap(name, seconds)
         row["rollout/images_seen"] = float(self.counters.images_seen)
         row |= self.phases.finish()
-        if row.get("perf/rollout_time"):
+        if self.needs_rollout and row.get("perf/rollout_time"):
             row["perf/images_per_second"] = len(rollout.samples) / row["perf/rollout_time"]
         finite = {name: float(value) for name, value in row.items() if math.isfinite(value)}
         for logger in self.loggers:

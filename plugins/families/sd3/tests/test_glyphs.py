@@ -64,6 +64,13 @@ def test_render_batch_is_reproducible_and_in_range() -> None:
     assert not torch.equal(pixels[0], pixels[2])
 
 
+def test_training_pictures_are_out_of_focus_by_different_amounts() -> None:
+    pixels = render.render_batch(["WIND"] * 64, torch.Generator().manual_seed(0))
+    steepest = pixels.diff(dim=-1).abs().amax(dim=(1, 2, 3))
+    assert steepest.max() > 1.0
+    assert steepest.min() < 0.3
+
+
 def test_two_vae_steps_change_weights_and_normalize_latents() -> None:
     with tiny.seeded(0):
         model = tiny.vae(tiny.GLYPHS)

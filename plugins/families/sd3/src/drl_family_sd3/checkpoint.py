@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from diffusers import (
@@ -17,13 +17,11 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     SD3Transformer2DModel,
 )
+from torch import nn
 from transformers import CLIPTextModelWithProjection, T5EncoderModel
 from transformers.utils import logging
 
 from drl.api import BadInput, WeightSource
-
-if TYPE_CHECKING:
-    from torch import nn
 
 CLASSES: Mapping[str, type[Any]] = {
     "transformer": SD3Transformer2DModel,
@@ -124,7 +122,9 @@ def build_transformer(source: WeightSource) -> nn.Module:
     model: Any = load_part(source.checkpoint, "transformer", dtype="fp32", device="cpu")
     table = model.pos_embed.pos_embed
     if source.dtype != "fp32":
-        model.to(dtype=DTYPES[source.dtype])
+        nn.Module.to(
+            model, DTYPES[source.dtype]
+        )  # diffusers' own warns of the table that is put back
         model.pos_embed.pos_embed = table
     moved: nn.Module = model.to(source.device)
     return moved

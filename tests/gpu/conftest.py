@@ -64,8 +64,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts = {outcome: len(stats.get(outcome, [])) for outcome in OUTCOMES}
     counts["seconds"] = round(sum(report.duration for report in stats.get("passed", [])), 1)
     failed = [*stats.get("failed", []), *stats.get("error", [])]
-    ran_bench = any("bench_" in report.nodeid for group in stats.values() for report in group
-                    if isinstance(report, pytest.TestReport))
+    ran_bench = any(
+        "bench_" in report.nodeid
+        for group in stats.values()
+        for report in group
+        if isinstance(report, pytest.TestReport)
+    )
     record(
         "bench" if ran_bench else "tests",
         **counts,

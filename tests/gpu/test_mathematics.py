@@ -98,9 +98,7 @@ def policy_loss(device: str) -> tuple[LossOutput, Tensor]:
         log_prob_B={VISUAL: log_prob},
         reference_mean={VISUAL: normal(8, *LATENT, seed=7).to(device)},
     )
-    output = loss.compute(
-        batch, ForwardInputs(streams={}), Predictions(trained={}), transition
-    )
+    output = loss.compute(batch, ForwardInputs(streams={}), Predictions(trained={}), transition)
     (gradient,) = torch.autograd.grad(output.loss, log_prob)
     return output, gradient
 

@@ -27,6 +27,7 @@ FAULTS = {
     "acme_adding": "Adding",
     "acme_reshaping": "Reshaping",
     "acme_damaging": "Damaging",
+    "acme_counting": "Counting",
 }
 
 
@@ -43,4 +44,4 @@ def drl_register_engines():
     ]
 
 
-UPDATES = {"Deaf", "Renaming", "Dropping", "Adding", "Reshaping", "Damaging"}
+UPDATES = {"Deaf", "Renaming", "Dropping", "Adding", "Reshaping", "Damaging", "Counting"}

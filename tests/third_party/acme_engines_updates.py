@@ -46,7 +46,7 @@ class Renaming(LocalEngine):
     """Knows the same layers by other names."""
 
     async def update_weights(self, bucket):
-        own = [name for name in self.store.components["transformer"].tensors]
+        own = self.store.components["transformer"].tensors
         layers = sorted(name for name in own if name.endswith("weight") and "attn" in name)
         return Acknowledgement(
             applied=(),
@@ -89,3 +89,10 @@ class Damaging(Editing):
         damaged = tensors[name].clone()
         damaged[0, 0] *= -1
         return tensors | {name: damaged}
+
+
+class Counting(LocalEngine):
+    """Can prove how many tensors came, and no more."""
+
+    def capabilities(self):
+        return replace(super().capabilities(), proof="counts")

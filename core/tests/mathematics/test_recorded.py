@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from drl.api import VISUAL, Context, ContractError, Sample, StepContext, TrustError, successor
+from drl.mathematics.recorded import recorded_pairs
 from drl.testing.builders import make_sample
 from drl_loss_flow_grpo.config import PolicyLossConfig
 from drl_loss_flow_grpo.loss import PolicyLoss
-from drl.mathematics.recorded import recorded_pairs
 
 
 def recorded(**changes: Any) -> Sample:

@@ -12,6 +12,7 @@ from drl.builtin.config_data import JsonlOptions
 from drl.builtin.jsonl_rows import Row, digest, read_prompts
 from drl.errors import DataError
 from drl.interfaces.data import DataSource
+from drl.mathematics.epochs import EpochCursor, shuffled
 from drl.types import Context, Group, Prompt
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,9 @@ class JsonlSource(DataSource):
         self._digest = digest(self._rows)
         self._by_number = {row.number: row for row in self._rows}
         self._buffer: deque[Prompt] = deque()
-        self._epoch = 0
-        self._position = 0
-        self._order = self._order_of(0)
+        rows = len(self._rows)
+        order_of = shuffled(context, "data_shuffle", rows) if options.shuffle else None
+        self._cursor = EpochCursor(rows, order_of or (lambda epoch: range(rows)))
 
     def take(self, count: int) -> list[Prompt]:
         """Return ``count`` prompts: those given back first, then the next rows."""
@@ -63,8 +64,7 @@ class JsonlSource(DataSource):
     def state(self) -> dict[str, Any]:
         """Return epoch, position in it, prompts given back, and what tells the file apart."""
         return {
-            "epoch": self._epoch,
-            "position": self._position,
+            **self._cursor.state(),
             "buffer": [[prompt.row, prompt.epoch] for prompt in self._buffer],
             **self._identity(),
         }
@@ -79,8 +79,7 @@ class JsonlSource(DataSource):
                 f"  saved: {saved}\n  now:   {mine}\n"
                 "give the file and the [data.jsonl] options of that run, or start a new run"
             )
-        self._epoch, self._position = int(state["epoch"]), int(state["position"])
-        self._order = self._order_of(self._epoch)
+        self._cursor.restore(state)
         self._buffer = deque(self._prompt(self._row(row), epoch) for row, epoch in state["buffer"])
 
     def _identity(self) -> dict[str, Any]:
@@ -91,12 +90,8 @@ class JsonlSource(DataSource):
         }
 
     def _next(self) -> Prompt:
-        if self._position == len(self._rows):
-            self._epoch, self._position = self._epoch + 1, 0
-            self._order = self._order_of(self._epoch)
-        row = self._rows[self._order[self._position]]
-        self._position += 1
-        return self._prompt(row, self._epoch)
+        place, epoch = self._cursor.next()
+        return self._prompt(self._rows[place], epoch)
 
     def _prompt(self, row: Row, epoch: int) -> Prompt:
         return Prompt(row=row.number, text=row.text, epoch=epoch, metadata=row.metadata)
@@ -105,13 +100,3 @@ class JsonlSource(DataSource):
         if number not in self._by_number:
             raise DataError(f"{self.path} has no prompt in line {number}; it cannot be given back")
         return self._by_number[number]
-
-    def _order_of(self, epoch: int) -> Sequence[int]:
-        """Order of one epoch: a function of run seed and epoch, never of what was taken before."""
-        if not self.options.shuffle:
-            return range(len(self._rows))
-        import torch
-
-        generator = self.context.generator("data_shuffle", epoch)
-        order: list[int] = torch.randperm(len(self._rows), generator=generator).tolist()
-        return order

@@ -1,4 +1,4 @@
-"""The data source that ships with core: ``jsonl``."""
+"""The data sources that ship with core: ``jsonl`` and ``image_folder``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ DRL_API = (1, 0)
 
 @hookimpl
 def drl_register_data_sources() -> Sequence[Component]:
-    """Offer ``jsonl``."""
+    """Offer both."""
     return [
         Component(
             "jsonl",
             "drl.builtin.data_jsonl:JsonlSource",
             summary="Prompts from a JSON-lines file, one row per prompt.",
             config="drl.builtin.config_data:JsonlOptions",
-        )
+        ),
+        Component(
+            "image_folder",
+            "drl.builtin.data_image_folder:ImageFolderSource",
+            summary="Pictures of a folder with their captions, for supervised training.",
+            config="drl.builtin.config_data:ImageFolderOptions",
+        ),
     ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from drl.errors import DataError
-from drl.types import Group, Prompt, Rollout, Sample
+from drl.types import Group, Media, Prompt, Rollout, Sample
 
 if TYPE_CHECKING:
     from drl.run import Run
@@ -49,8 +52,25 @@ def clean_latents(run: Run, prompt: Prompt) -> Streams:
             "needs a source with media"
         )
     assert run.pipeline is not None
-    latents = run.pipeline.encode_media(
-        prompt.media, run.context.generator("encode_media", prompt.row)
-    )
+    sampling = run.recipe.sampling
+    media = fitted(prompt.media, sampling.height, sampling.width)
+    generator = run.context.generator("encode_media", prompt.row)
+    latents = run.pipeline.encode_media(media, generator)
     run.encoded[prompt.row] = latents
     return latents
+
+
+def fitted(media: Media, height: int, width: int) -> Media:
+    """Scale to cover ``height`` x ``width`` (bilinear, antialiased) and crop the centre."""
+    tall, wide = media.pixels.shape[2:]
+    if (tall, wide) == (height, width):
+        return media
+    scale = max(height / tall, width / wide)
+    size = (max(height, round(tall * scale)), max(width, round(wide * scale)))
+    frames_first = media.pixels.transpose(0, 1)
+    scaled = torch.nn.functional.interpolate(
+        frames_first, size=size, mode="bilinear", antialias=True
+    )
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    cropped = scaled[:, :, top : top + height, left : left + width].clamp(0, 1)
+    return replace(media, pixels=cropped.transpose(0, 1).contiguous())

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from drl.testing.contracts.data_source import DataSourceContract
 from drl.testing.contracts.family import FamilyContract
 from drl.testing.contracts.plugin import PluginContract
 
@@ -24,3 +25,12 @@ class TestSd3(FamilyContract):
     @pytest.fixture
     def option_values(self) -> dict[str, Any]:
         return {"decode_rows": 4}
+
+
+class TestGlyphs(DataSourceContract):
+    component = ("data_source", "glyphs")
+    capabilities = {"buffer": False, "file": False}  # noqa: RUF012
+
+    @pytest.fixture
+    def option_values(self) -> dict[str, Any]:
+        return {"count": 5}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from drl.api import Context, DataError
-from drl.testing.contracts.data_source import DataSourceContract
 from drl_family_sd3.config import GlyphOptions
 from drl_family_sd3.glyph_source import GlyphSource
 from drl_family_sd3.glyphs.words import dev_words, rl_words, test_words
@@ -16,15 +13,6 @@ from drl_family_sd3.glyphs.words import dev_words, rl_words, test_words
 
 def source(count: int = 7, seed: int = 3) -> GlyphSource:
     return GlyphSource(GlyphOptions(count=count), Context(seed=seed))
-
-
-class TestGlyphSource(DataSourceContract):
-    component = ("data_source", "glyphs")
-    capabilities = {"buffer": False, "file": False}  # noqa: RUF012
-
-    @pytest.fixture
-    def option_values(self) -> dict[str, Any]:
-        return {"count": 5}
 
 
 def test_pictures_are_rows_of_the_size_the_model_makes() -> None:

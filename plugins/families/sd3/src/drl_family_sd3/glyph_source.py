@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from drl.api import Context, DataError, DataSource, Media, Prompt
+from drl.mathematics.epochs import EpochCursor, shuffled
 from drl_family_sd3.config import GlyphOptions
 from drl_family_sd3.glyphs.render import render_varied
 from drl_family_sd3.glyphs.words import prompt_of, random_strings
@@ -23,9 +24,8 @@ class GlyphSource(DataSource):
 
     def __init__(self, options: GlyphOptions, context: Context) -> None:
         super().__init__(options, context)
-        self.epoch = 0
-        self.position = 0
-        self.order = self._order_of(0)
+        order_of = shuffled(context, "glyph_order", options.count)
+        self.cursor = EpochCursor(options.count, order_of)
 
     @cached_property
     def words(self) -> Sequence[str]:
@@ -42,7 +42,7 @@ class GlyphSource(DataSource):
 
     def state(self) -> dict[str, Any]:
         """Return epoch and position, and the number of rows they refer to."""
-        return {"epoch": self.epoch, "position": self.position, "count": self.options.count}
+        return {**self.cursor.state(), "count": self.options.count}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position; DataError when it belongs to another number of rows."""
@@ -51,20 +51,15 @@ class GlyphSource(DataSource):
                 f"data.glyphs.count is {self.options.count}, the saved run had {state['count']}; "
                 "give the same number, or start a new run"
             )
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
-        self.order = self._order_of(self.epoch)
+        self.cursor.restore(state)
 
     def _next(self) -> Prompt:
-        if self.position == self.options.count:
-            self.epoch, self.position = self.epoch + 1, 0
-            self.order = self._order_of(self.epoch)
-        row = self.order[self.position]
-        self.position += 1
+        row, epoch = self.cursor.next()
         word = self.words[row]
         return Prompt(
             row=row,
             text=prompt_of(word),
-            epoch=self.epoch,
+            epoch=epoch,
             metadata={"target": word},
             media=Media(pixels=self._pixels(row, word)),
         )
@@ -73,8 +68,3 @@ class GlyphSource(DataSource):
         picture = render_varied(word, self.context.generator("glyph_render", row))
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255.0
         return pixels[:, None]
-
-    def _order_of(self, epoch: int) -> list[int]:
-        generator = self.context.generator("glyph_order", epoch)
-        order: list[int] = torch.randperm(self.options.count, generator=generator).tolist()
-        return order

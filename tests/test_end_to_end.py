@@ -54,6 +54,8 @@ def test_a_run_leaves_recipe_versions_metrics_summary_report_and_adapter(finishe
     for name in ("recipe.toml", "plugins.json", "metrics.jsonl", "summary.json", "report.html"):
         assert (run_dir / name).stat().st_size > 0, name
     assert (run_dir / "adapter" / "adapter_config.json").is_file()
+    for label in ("before", "after", "rollout-0000003", "rollout-0000006"):
+        assert (run_dir / "samples" / label / "sheet.png").is_file()
     assert any(line.startswith("report ") for line in lines)
     assert any("held-out reward" in line for line in lines)
     assert [row["step"] for row in metric_rows(run_dir)] == [-1, 0, 1, 2, 3, 4, 5]

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 PICTURES = 24
-"""Held-out pictures kept of each evaluation."""
+"""Pictures kept of each evaluation, and of each rollout with a checkpoint."""
 
 
 @dataclass(slots=True)
@@ -126,6 +126,7 @@ class Run:
     syncs: SyncLog = field(default_factory=SyncLog)
     stop: StopFlag = field(default_factory=StopFlag)
     last_save: float = field(default_factory=time.monotonic)
+    saved_rollout: int | None = None
     encoded: dict[int, Streams] = field(default_factory=dict)
     row: dict[str, float] = field(default_factory=dict)
     steps: list[StepReport] = field(default_factory=list)
@@ -244,6 +245,9 @@ class Run:
         for logger in self.loggers:
             logger.metrics(rollout_id, finite)
             logger.samples(rollout_id, rollout.samples)
+        if self.saved_rollout == rollout_id:
+            label = f"rollout-{rollout_id + 1:07d}"
+            save_pictures(self.directory, label, {"rollout": rollout.samples})
 
     def keep_evaluation(self, report: EvaluationReport, label: str) -> None:
         """Log the means of an evaluation and keep its rows for the summary."""
@@ -336,7 +340,7 @@ def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:
 def save_pictures(
     directory: RunDirectory, label: str, samples: Mapping[str, Sequence[Sample]]
 ) -> None:
-    """Save the first pictures of the first set, for the report's grid."""
+    """Save the first pictures of the first set, for the report."""
     from drl.observe.pictures import save_samples
 
     first = next(iter(samples.values()), ())

@@ -75,9 +75,13 @@ class Adding(Editing):
         return tensors | {"time_text_embed.extra.lora_A": torch.zeros(4, 4)}
 
 
+def a_matrix(tensors):
+    return min(name for name, tensor in tensors.items() if tensor.ndim == 2)
+
+
 class Reshaping(Editing):
     def edit(self, tensors):
-        name = sorted(tensors)[0]
+        name = a_matrix(tensors)
         return tensors | {name: tensors[name][:, :-1].contiguous()}
 
 
@@ -85,7 +89,7 @@ class Damaging(Editing):
     """Flips the sign of one number."""
 
     def edit(self, tensors):
-        name = sorted(tensors)[0]
+        name = a_matrix(tensors)
         damaged = tensors[name].clone()
         damaged[0, 0] *= -1
         return tensors | {name: damaged}

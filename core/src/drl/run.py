@@ -126,7 +126,6 @@ class Run:
     syncs: SyncLog = field(default_factory=SyncLog)
     stop: StopFlag = field(default_factory=StopFlag)
     last_save: float = field(default_factory=time.monotonic)
-    saved_rollout: int | None = None
     encoded: dict[int, Streams] = field(default_factory=dict)
     row: dict[str, float] = field(default_factory=dict)
     steps: list[StepReport] = field(default_factory=list)
@@ -245,7 +244,7 @@ class Run:
         for logger in self.loggers:
             logger.metrics(rollout_id, finite)
             logger.samples(rollout_id, rollout.samples)
-        if self.saved_rollout == rollout_id:
+        if self.saved == rollout_id:
             label = f"rollout-{rollout_id + 1:07d}"
             save_pictures(self.directory, label, {"rollout": rollout.samples})
 

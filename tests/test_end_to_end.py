@@ -210,8 +210,17 @@ def test_flow_sde_with_kl_to_the_base_trains(recipe, tmp_path):
     assert first["train/ratio_mean_update_0"] == 1.0
 
 
-def test_full_weights_train_and_reach_the_engine(recipe, tmp_path):
-    run_here(recipe, tmp_path / "run", "lora.enabled=false", "optimizer.lr=1e-4")
+@pytest.mark.parametrize("weights", ["fp32", "forward"])
+def test_full_weights_train_and_reach_the_engine(recipe, tmp_path, weights):
+    run_here(
+        recipe,
+        tmp_path / "run",
+        "lora.enabled=false",
+        "optimizer.lr=1e-4",
+        "train.forward_dtype=bf16",
+        f"rollout.local.weights={weights}",
+        "train.num_rollout=1",
+    )
     rows = [json.loads(line) for line in (tmp_path / "run" / "sync.jsonl").read_text().splitlines()]
     assert {row["verdict"] for row in rows} == {"checksum equal"}
     weights = load_file(tmp_path / "run" / "model" / "transformer.safetensors")

@@ -6,6 +6,7 @@
 # usage: tools/gpu_check.sh [BUNDLE]      BUNDLE is .gpu unless named
 #   OUT              folder for the figures (gpu_check.json) and the logs (a temporary one)
 #   PYTHON           interpreter (python3)
+#   PARTS            what to run ("tests bench")
 #   TESTS_S BENCH_S  most seconds for the tests (240) and for the run at real size (240)
 #   DRL_GPU_BENCH    more settings for the run at real size: "sampling.guidance_scale=4.5 train.micro_batch_size=16"
 set -uo pipefail
@@ -20,7 +21,7 @@ say() { echo "[$SECONDS s] $*"; }
 
 "$python" -m pip install --quiet --no-index --no-deps --no-compile --disable-pip-version-check \
   --root-user-action=ignore --target "$work/site" "$bundle"/wheels/*.whl || exit 1
-export PYTHONPATH=$work/site PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$work/site PYTHONUNBUFFERED=1
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_WAIT_POLICY=passive
 export DRL_GPU_FACTS=$out/gpu_check.json
 rm -f "$DRL_GPU_FACTS"
@@ -39,14 +40,16 @@ check() {
   return "$code"
 }
 
-say "tests"
-check "${TESTS_S:-240}" tests tests/gpu --durations=6
-tests=$?
-say "run at real size"
-check "${BENCH_S:-240}" bench tests/gpu/bench_real_size.py
-bench=$?
+failed=0
+for part in ${PARTS:-tests bench}; do
+  say "$part"
+  case $part in
+    tests) check "${TESTS_S:-240}" tests tests/gpu --durations=6 || failed=1 ;;
+    bench) check "${BENCH_S:-240}" bench tests/gpu/bench_real_size.py || failed=1 ;;
+    *) say "PARTS: $part is neither tests nor bench"; failed=1 ;;
+  esac
+done
 say "done"
-"$python" tests/gpu/table.py "$DRL_GPU_FACTS"
-table=$?
+"$python" tests/gpu/table.py "$DRL_GPU_FACTS" || failed=1
 [ "$out" = "$work" ] || rm -rf "$work"
-exit $((tests || bench || table))
+exit "$failed"

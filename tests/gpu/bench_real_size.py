@@ -98,15 +98,17 @@ def memory() -> dict[str, float]:
 
 
 def row_work(run: Run, side: int) -> tuple[float, float]:
-    """Return the TFLOP of one row's forward, and of a forward and a backward to the adapters."""
+    """Return the TFLOP of a row's prediction, and of one with its gradient to the adapters."""
     checkpoint = run.recipe.model.checkpoint
     config = run.family.component_config("transformer", checkpoint)
     tokens = CLIP_TOKENS + T5_TOKENS
     shape = RowShape(latent=(16, side // 8, side // 8), text_tokens=tokens)
     flops = run.family.flops("transformer", config, shape)
     assert flops is not None
+    branches = 2 if run.recipe.sampling.guidance_scale > 1 else 1
     # a frozen weight needs no gradient of its own: half of a full backward
-    return flops.forward / 1e12, (flops.forward + flops.backward / 2) / 1e12
+    both = flops.forward + flops.backward / 2
+    return branches * flops.forward / 1e12, branches * both / 1e12
 
 
 def take_times(run: Run, side: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from e2e import write_recipe
-from gpu.facts import record
+from gpu.facts import FACTS_VARIABLE, record
 from gpu.runs import free
 
 from drl_family_sd3.tiny import build_random
@@ -60,19 +60,15 @@ def _memory() -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Record how many tests had which outcome, and which failed, for the table."""
+    if FACTS_VARIABLE not in os.environ:
+        return
     stats = terminalreporter.stats
-    counts = {outcome: len(stats.get(outcome, [])) for outcome in OUTCOMES}
-    counts["seconds"] = round(sum(report.duration for report in stats.get("passed", [])), 1)
     failed = [*stats.get("failed", []), *stats.get("error", [])]
-    ran_bench = any(
-        "bench_" in report.nodeid
-        for group in stats.values()
-        for report in group
-        if isinstance(report, pytest.TestReport)
-    )
+    bench = any("bench_" in argument for argument in terminalreporter.config.args)
     record(
-        "bench" if ran_bench else "tests",
-        **counts,
+        "bench" if bench else "tests",
+        **{outcome: len(stats.get(outcome, [])) for outcome in OUTCOMES},
+        seconds=round(sum(report.duration for report in stats.get("passed", [])), 1),
         failures={report.nodeid.rpartition("/")[2]: _reason(report) for report in failed},
         skips=sorted({report.longrepr[2] for report in stats.get("skipped", [])}),
     )

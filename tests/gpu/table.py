@@ -11,6 +11,7 @@ from typing import Any
 
 Facts = dict[str, dict[str, Any]]
 WIDTH = 34
+FIRST = ("machine", "tests", "bench")
 
 
 def versions() -> dict[str, Any]:
@@ -35,26 +36,24 @@ def _version(name: str) -> str:
 
 
 def lines_of(facts: Facts) -> list[str]:
-    """Return one line per figure."""
+    """Return a line of plain figures per group, then its lists and tables, each with a line of its own."""
+    first = [group for group in FIRST if group in facts]
     lines = []
-    for group, values in facts.items():
-        if all(isinstance(value, (int, float, str)) for value in values.values()):
-            text = "  ".join(f"{name} {shown(value)}" for name, value in values.items())
-            lines.append(f"{group:<{WIDTH}} {text}")
-            continue
-        for name, value in values.items():
-            lines += _member(f"{group}: {name}", value)
+    for group in [*first, *(group for group in facts if group not in first)]:
+        plain = {k: v for k, v in facts[group].items() if not isinstance(v, (dict, list))}
+        if plain:
+            lines.append(f"{group:<{WIDTH}} {joined(plain)}")
+        for name, value in facts[group].items():
+            if isinstance(value, (dict, list)) and value:
+                lines.append(f"{f'{group}: {name}':<{WIDTH}} {joined(value)}")
     return lines
 
 
-def _member(label: str, value: Any) -> list[str]:
-    if value in ({}, [], ""):
-        return []
-    if isinstance(value, dict):
-        value = "  ".join(f"{name} {shown(entry)}" for name, entry in value.items())
-    elif isinstance(value, list):
-        value = "; ".join(map(str, value))
-    return [f"{label:<{WIDTH}} {shown(value)}"]
+def joined(values: dict[str, Any] | list[Any]) -> str:
+    """Return names and figures in one line."""
+    if isinstance(values, list):
+        return "; ".join(map(str, values))
+    return "   ".join(f"{name} {shown(value)}" for name, value in values.items() if value != "")
 
 
 def shown(value: Any) -> str:
@@ -65,7 +64,7 @@ def shown(value: Any) -> str:
 
 
 def main(path: Path) -> int:
-    """Complete the file by versions, print it; return 1 when a test failed or none ran."""
+    """Complete the file by versions, print it; return 1 when a test failed."""
     text = path.read_text() if path.is_file() else ""
     facts: Facts = {"machine": versions()} | (json.loads(text) if text.strip() else {})
     path.write_text(json.dumps(facts, indent=2) + "\n")
@@ -73,7 +72,7 @@ def main(path: Path) -> int:
     print("\n".join(lines_of(facts)))
     counts = [facts.get(group, {}) for group in ("tests", "bench")]
     bad = sum(count.get("failed", 0) + count.get("error", 0) for count in counts)
-    return 1 if bad or not all(counts) else 0
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

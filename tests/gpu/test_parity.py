@@ -65,16 +65,17 @@ def test_parity_holds_once_adapters_are_trained_and_merged(
         assert report.worst <= run.recipe.trust.max_log_prob_diff
 
 
+@pytest.mark.parametrize("kind", ["cps", "sde"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_limit_is_above_what_the_micro_batch_size_changes(
-    recipe: Path, tmp_path: Path, device: str, dtype: str
+    recipe: Path, tmp_path: Path, device: str, dtype: str, kind: str
 ) -> None:
-    sets = (f"cluster.device={device}", f"train.forward_dtype={dtype}", "eval.datasets=[]")
-    with open_run(recipe, tmp_path / "run", *sets) as run:
+    sets = (f"cluster.device={device}", f"train.forward_dtype={dtype}", f"sde.type={kind}")
+    with open_run(recipe, tmp_path / "run", *sets, "eval.datasets=[]") as run:
         train(run)
         _, shards = roll_out(run, rollout_id=2)
         pairs = pairs_of(shards)
         assert len(pairs) == SIZES[-1]
         spread = size_spread(run, pairs, SIZES)
-        record(f"micro-batch spread {dtype}", **{str(size): far for size, far in spread.items()})
+        record(f"micro-batch spread {dtype} {kind}", **{str(n): far for n, far in spread.items()})
         assert max(spread.values()) <= run.recipe.trust.max_log_prob_diff

@@ -81,14 +81,16 @@ def test_the_engine_holds_the_cpus_merge_up_to_one_rounding(
 def _compare(held: Tensor, layer: Any) -> tuple[int, int, int]:
     """Count the elements that differ from the CPU's merge, that the adapter moved, and all.
 
-    No element may be further away than one rounding.
+    No element may be further away than one rounding to bf16; in float32 the order of a sum shows too.
     """
+    roundings = 1 if held.dtype == torch.bfloat16 else 4
     base = layer.base_layer.weight.detach().to(held.dtype).cpu()
     down, up = layer.down.detach().cpu(), layer.up.detach().cpu()
     expected = merge_delta(base, down, up, layer.scale)
     ours = held.detach().cpu()
     largest = torch.maximum(expected.abs(), base.abs()).float().clamp(min=0.1)
-    assert ((ours.float() - expected.float()).abs() <= torch.finfo(held.dtype).eps * largest).all()
+    allowed = roundings * torch.finfo(held.dtype).eps * largest
+    assert ((ours.float() - expected.float()).abs() <= allowed).all()
     return int((ours != expected).sum()), int((expected != base).sum()), expected.numel()
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from drl.cluster.background import together
 from drl.errors import ContractError, RewardError
 from drl.types import Context, Media, Prompt, Sample, Score
 
@@ -127,11 +128,11 @@ class InlineRewards:
 
     async def start(self) -> None:
         """Start every term."""
-        await asyncio.gather(*(term.start() for term in self.terms))
+        await together(term.start() for term in self.terms)
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, Score]]:
         """Return the scores of every term, per sample, in order."""
-        columns = await asyncio.gather(*(term.score(samples) for term in self.terms))
+        columns = await together(term.score(samples) for term in self.terms)
         return [
             {term.name: column[place] for term, column in zip(self.terms, columns, strict=True)}
             for place in range(len(samples))
@@ -168,7 +169,7 @@ def end_workers(executor: ProcessPoolExecutor) -> None:
     for worker in workers:
         if not connection.wait([worker.sentinel], max(0.0, deadline - time.monotonic())):
             worker.kill()
-            connection.wait([worker.sentinel])
+        worker.join()
 
 
 def light(sample: Sample) -> Sample:

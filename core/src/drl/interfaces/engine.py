@@ -134,8 +134,9 @@ class Acknowledgement:
 class WeightProof:
     """What an engine holds after an update, per component.
 
-    ``checksums``: digest over the names and bytes that the last update wrote (in the engine's stored
-    dtype); ``counts``: how many tensors it wrote; ``model_checksums``: digest of the whole model.
+    ``checksums``: digest over the names and bytes that the last update brought, given only when each
+    is held in the dtype that the engine stores; ``counts``: how many tensors it wrote;
+    ``model_checksums``: digest of the whole model, as stored.
     """
 
     version: int

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from drl.cluster.background import end_tasks, together
 from drl.errors import BadInput
 from drl.stages.reward import assign_rewards, require_some
 from drl.stages.rollout import group_requests, training_sampling
@@ -58,7 +59,7 @@ async def _collect(run: Run, rollout_id: int) -> Rollout:
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for group in (task.result() for task in done):
+            for group in await together(done):
                 reasons = [r for r in run.hooks.drl_filter_group(run=run, group=group) if r]
                 if not reasons:
                     kept.append(group)
@@ -71,8 +72,7 @@ async def _collect(run: Run, rollout_id: int) -> Rollout:
                 pending.add(start_group(run, prompt, rollout_id, seconds))
             run.progress("rollout", len(kept), wanted)
     finally:
-        for task in pending:
-            task.cancel()
+        await end_tasks(pending)
     kept.sort(key=lambda group: group.group_index)
     return Rollout(
         rollout_id=rollout_id,
@@ -94,7 +94,7 @@ def start_group(run: Run, prompt: Prompt, rollout_id: int, seconds: Seconds) -> 
 
 
 async def _finish_group(run: Run, requests: list[RolloutRequest], seconds: Seconds) -> Group:
-    parts = await asyncio.gather(*(generate_scored(run, r, seconds) for r in requests))
+    parts = await together(generate_scored(run, r, seconds) for r in requests)
     samples = [sample for part in parts for sample in part]
     if run.rewards.wants_groups:
         await score(run, samples, seconds)

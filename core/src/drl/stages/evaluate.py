@@ -6,11 +6,11 @@ one sampler is no gain under the other.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drl.cluster.background import together
 from drl.interfaces.steps import StepRequest
 from drl.mathematics.seeding import evaluation_seed
 from drl.stages.rollout import choose_steps, evaluation_sampling, training_sampling
@@ -122,12 +122,12 @@ async def _score_all(run: Run, requests: Sequence[RolloutRequest], name: str) ->
         run.progress(f"eval {name}", finished, len(requests))
         return sample
 
-    samples = await asyncio.gather(*(one(n, request) for n, request in enumerate(requests)))
+    samples = await together(one(n, request) for n, request in enumerate(requests))
     scores = await run.rewards.score(samples)
     for sample, terms in zip(samples, scores, strict=True):
         sample.scores = terms
         sample.reward = run.reward_of(terms)
-    return list(samples)
+    return samples
 
 
 def mean_reward(samples: Sequence[Sample]) -> float:

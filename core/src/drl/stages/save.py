@@ -86,8 +86,9 @@ def write_checkpoint(trainer: TrainerRole, state: Mapping[str, Any], final: Path
     """Write a checkpoint beside its place, move it there, and let the tracker name it."""
     root = final.parent
     root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob(".writing-*"):  # of a killed writer: this run's lock keeps others out
+        shutil.rmtree(left, ignore_errors=True)
     beside = root / f".writing-{final.name}-{os.getpid()}"
-    shutil.rmtree(beside, ignore_errors=True)
     try:
         (beside / "trainer").mkdir(parents=True)
         trainer.save(beside / "trainer")

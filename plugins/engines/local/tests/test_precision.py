@@ -62,7 +62,7 @@ def test_the_engine_keeps_weights_as_its_option_says(low: LocalEngine) -> None:
     assert held["pos_embed.pos_embed"].dtype == torch.float32
 
 
-def test_a_dense_push_is_proved_in_the_stored_precision(
+def test_a_dense_push_is_proved_as_sent_and_held_in_the_engines_precision(
     low: LocalEngine, tiny_launch: Launch, checkpoint: str
 ) -> None:
     model = tiny_launch.family.build("transformer", WeightSource(checkpoint=checkpoint))
@@ -70,6 +70,7 @@ def test_a_dense_push_is_proved_in_the_stored_precision(
     asyncio.run(low.begin_update(1))
     asyncio.run(low.update_weights(make_bucket(pushed, version=1)))
     proof = asyncio.run(low.end_update(1))
-    dtype = torch.float32 if low.options.weights == "fp32" else torch.bfloat16
-    stored = {name: tensor.to(dtype) for name, tensor in pushed.items()}
-    assert proof.checksums == {"transformer": tensors_digest(stored, stored.values())}
+    assert proof.checksums == {"transformer": tensors_digest(pushed, pushed.values())}
+    assert low.store is not None
+    held = low.store.components["transformer"].tensors
+    assert all(torch.equal(held[name], tensor.to(held[name])) for name, tensor in pushed.items())

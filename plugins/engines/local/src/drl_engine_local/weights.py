@@ -132,12 +132,17 @@ class WeightStore:
         return proof
 
     def _digest(self, name: str, stage: Stage) -> str:
-        """Digest what the update brought: dense tensors as stored, adapters as received."""
+        """Digest what the update brought, once each dense tensor is held in the engine's own dtype."""
         held = self.components[name]
-        stored = {key: held.base(key) for key in stage.dense}
-        return tensors_digest(
-            [*stored, *stage.adapters], [*stored.values(), *stage.adapters.values()]
-        )
+        lost = [
+            key
+            for key, sent in stage.dense.items()
+            if not torch.equal(held.base(key), sent.to(held.base(key)))
+        ]
+        if lost:
+            raise EngineError(f"{name}: {', '.join(lost)} are not held as they were sent")
+        brought = {**stage.dense, **stage.adapters}
+        return tensors_digest(brought, brought.values())
 
 
 def _check_dense(component: Component, arrivals: Mapping[str, Tensor]) -> None:

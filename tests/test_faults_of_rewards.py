@@ -197,7 +197,7 @@ def test_a_run_keeps_others_out_and_kill_9_takes_its_workers_along_and_frees_it(
 ):
     sets = [word for s in sets_of("acme_stuck") for word in ("--set", s)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(lab / "site"))
+        patch.setenv("PYTHONPATH", str(lab / "site"), prepend=os.pathsep)
         process = start_run(recipe, tmp_path / "run", *sets)
     seconds_until((tmp_path / "run" / "scoring").exists, 60)
     threads = Path(f"/proc/{process.pid}/task").glob("*/children")  # per thread that made them

@@ -136,7 +136,7 @@ class WeightProof:
 
     ``checksums``: digest over the names and bytes that the last update brought, given only when each
     is held in the dtype that the engine stores; ``counts``: how many tensors it wrote;
-    ``model_checksums``: digest of the whole model, as stored.
+    ``model_checksums``: a fingerprint of the whole model as stored, to see that it changed.
     """
 
     version: int

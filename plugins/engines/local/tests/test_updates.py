@@ -24,7 +24,7 @@ from drl.api import (
     WeightProof,
     WeightSource,
 )
-from drl.mathematics.checksum import tensors_digest
+from drl.mathematics.checksum import tensors_digest, tensors_fingerprint
 from drl.testing.contracts.weights import make_bucket
 from drl_engine_local.engine import LocalEngine
 
@@ -150,7 +150,7 @@ def test_the_model_checksum_tells_whether_weights_changed(
     nothing = push(engine, adapter(weights, 1, zero=True), LORA)
     something = push(engine, adapter(weights, 1), LORA)
     again = push(engine, adapter(weights, 1), LORA)
-    fresh = tensors_digest(held(engine), held(engine).values())
+    fresh = tensors_fingerprint(held(engine), held(engine).values())
     assert nothing.model_checksums["transformer"] != something.model_checksums["transformer"]
     assert again.model_checksums == something.model_checksums == {"transformer": fresh}
 

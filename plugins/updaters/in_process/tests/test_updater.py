@@ -33,7 +33,7 @@ from drl.api import (
 from drl.catalog import Catalog
 from drl.interfaces.engine import CLIENTS
 from drl.lora import LoraConfig, adapter_state, inject, merged_state, to_pushed_name
-from drl.mathematics.checksum import tensors_digest
+from drl.mathematics.checksum import tensors_fingerprint
 from drl_family_sd3.tiny import build_random
 from drl_updater_in_process.updater import InProcessFull, InProcessLora, InProcessMerged
 
@@ -123,7 +123,7 @@ class Side:
     def expected(self) -> str:
         """Digest of the trainer's weights with adapters merged in."""
         merged = dict(merged_state(self.model))
-        return tensors_digest(merged, merged.values())
+        return tensors_fingerprint(merged, merged.values())
 
     def push(self, kind: type[Updater], packs: list[PackedUnits], version: int) -> WeightProof:
         """Make one whole update, as core does."""

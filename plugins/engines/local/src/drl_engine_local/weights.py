@@ -15,7 +15,7 @@ import torch
 
 from drl.api import Acknowledgement, EngineError, LoraFields, WeightBucket, WeightProof
 from drl.lora import merge_delta
-from drl.mathematics.checksum import tensors_digest
+from drl.mathematics.checksum import tensors_digest, tensors_fingerprint
 from drl_engine_local.bucket import check_bucket
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class WeightStore:
                 name: len(stage.dense) + len(stage.adapters) for name, stage in self.stages.items()
             },
             model_checksums={
-                name: tensors_digest(component.tensors, component.tensors.values())
+                name: tensors_fingerprint(component.tensors, component.tensors.values())
                 for name, component in self.components.items()
             },
         )

@@ -163,20 +163,26 @@ def test_no_worker_is_left_when_the_engine_fails(recipe, tmp_path, recorder):
         pass  # the lock is free
 
 
-def test_ctrl_c_twice_ends_a_run_whose_reward_never_answers(recipe, tmp_path, recorder, capfd):
-    def interrupt_twice():
-        seconds_until((tmp_path / "run" / "scoring").exists, 60)
-        for _ in range(2):
-            time.sleep(0.1)
-            os.kill(os.getpid(), signal.SIGINT)
-        asked.append(time.monotonic())
+def interrupt_twice(run_dir, over):
+    """Press Ctrl-C twice once the reward is stuck; a run that does not end loses its workers."""
+    seconds_until((run_dir / "scoring").exists, 60)
+    for _ in range(2):
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+    if not over.wait(20):
+        for process in multiprocessing.active_children():
+            process.kill()
 
-    asked = []
-    thread = threading.Thread(target=interrupt_twice)
+
+def test_ctrl_c_twice_ends_a_run_whose_reward_never_answers(recipe, tmp_path, recorder, capfd):
+    over = threading.Event()
+    thread = threading.Thread(target=interrupt_twice, args=(tmp_path / "run", over))
     thread.start()
     sets = [word for setting in sets_of("acme_stuck") for word in ("--set", setting)]
     assert execute(["run", str(recipe), "--run-dir", str(tmp_path / "run"), *sets]) == 130
-    assert time.monotonic() - asked[0] < 10
+    began = (tmp_path / "run" / "scoring").stat().st_mtime
+    assert time.time() - began < 10
+    over.set()
     thread.join()
     assert "interrupted" in capfd.readouterr().err
     assert isinstance(arguments(recorder, "drl_run_finished")[0]["error"], KeyboardInterrupt)
@@ -192,21 +198,36 @@ def alive(pid):
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_run_keeps_others_out_and_kill_9_takes_its_workers_along_and_frees_it(
-    lab, recipe, tmp_path, capfd
-):
-    sets = [word for s in sets_of("acme_stuck") for word in ("--set", s)]
+@pytest.fixture
+def stuck(lab, recipe, tmp_path):
+    """A run in a process of its own whose reward hangs, and the process ids of its children."""
+    sets = [word for setting in sets_of("acme_stuck") for word in ("--set", setting)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(lab / "site"), prepend=os.pathsep)
         process = start_run(recipe, tmp_path / "run", *sets)
-    seconds_until((tmp_path / "run" / "scoring").exists, 60)
-    threads = Path(f"/proc/{process.pid}/task").glob("*/children")  # per thread that made them
-    children = [pid for thread in threads for pid in thread.read_text().split()]
+    try:
+        seconds_until((tmp_path / "run" / "scoring").exists, 60)
+        threads = Path(f"/proc/{process.pid}/task").glob("*/children")  # per thread that made them
+        yield process, [int(pid) for thread in threads for pid in thread.read_text().split()]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_run_keeps_others_out_and_kill_9_takes_its_workers_along_and_frees_it(
+    recipe, tmp_path, capfd, stuck
+):
+    process, children = stuck
     assert children
     assert execute(["run", str(recipe), "--run-dir", str(tmp_path / "run"), "--resume"]) == 2
     assert f"is in use by process {process.pid} on " in capfd.readouterr().err
     process.kill()
-    process.communicate()
-    seconds_until(lambda: not any(alive(pid) for pid in children), 10)
+    process.wait()
+    try:
+        seconds_until(lambda: not any(alive(pid) for pid in children), 10)
+    finally:
+        for pid in filter(alive, children):
+            os.kill(pid, signal.SIGKILL)
     with RunDirectory.open(tmp_path / "run"):
         pass  # the lock is free

@@ -203,7 +203,7 @@ def test_a_second_ctrl_c_stops_at_once_even_when_the_engine_hangs(recipe, tmp_pa
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         run_here(recipe, tmp_path / "run", "rollout.engine=acme_hanging", *QUIET)
-    assert time.monotonic() - asked[1] < 2
+    assert time.monotonic() - asked[1] < 5
     thread.join()
     assert isinstance(recorder.CALLS[-1][1]["error"], KeyboardInterrupt)
     with RunDirectory.open(tmp_path / "run"):

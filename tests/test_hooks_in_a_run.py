@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import pytest
 from e2e import metric_rows, run_here, summary_of, write_recipe
@@ -187,6 +188,7 @@ def test_a_hook_that_fails_stops_the_run_and_its_plugin_is_named(recipe, tmp_pat
     ended = None if hook == "drl_run_finished" else failure
     assert recorder.CALLS[-1][1]["error"] is ended
     assert CLIENTS == {}  # the engine was stopped
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("drl-")]
     with RunDirectory.open(tmp_path / "run"):
         pass  # the lock is free
 

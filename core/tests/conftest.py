@@ -35,7 +35,9 @@ def make_plugin(
         package = name.replace("-", "_")
         modules = {f"{package}/__init__.py": "", f"{package}/plugin.py": source, **files}
         for file in modules:  # another test may have left a module of the same name
-            sys.modules.pop(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."), None)
+            sys.modules.pop(
+                file.removesuffix(".py").removesuffix("/__init__").replace("/", "."), None
+            )
         point = write_distribution(site, name, modules, version=version, entry_point=entry_point)
         importlib.invalidate_caches()
         return point

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,22 +167,21 @@ def execute(
     from drl.finish import finish
     from drl.loop import train
 
-    background = Background()
     run = None
     error: BaseException | None = None
-    try:
-        run = assemble(recipe, catalog, directory, background)
-        start(run, resume=resume)
-        train(run)
-        for line in finish(run):
-            echo(line)
-    except BaseException as caught:
-        error = caught
-        raise
-    finally:
-        if run is not None:
-            close(run, error)
-        background.close()
+    with closing(Background()) as background:
+        try:
+            run = assemble(recipe, catalog, directory, background)
+            start(run, resume=resume)
+            train(run)
+            for line in finish(run):
+                echo(line)
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            if run is not None:
+                close(run, error)
 
 
 def start(run: Run, *, resume: bool) -> None:
@@ -209,6 +209,7 @@ def start(run: Run, *, resume: bool) -> None:
     if run.first_rollout >= run.recipe.train.num_rollout:
         run.event(f"all {run.recipe.train.num_rollout} iterations are done already")
     run.stop.install()
+    run.phases.start()  # what came so far belongs to no iteration
 
 
 def close(run: Run, error: BaseException | None) -> None:

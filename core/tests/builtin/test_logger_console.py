@@ -103,7 +103,7 @@ def test_what_comes_before_the_first_iteration_does_not_count(clock: Clock) -> N
     progress = Progress(first=0, total=11, clock=clock)
     progress.enter(0, "eval", 0, 1)
     clock.now += 60
-    progress.finish(0, {"perf/step_time": 3.0})
+    progress.finish(0, {"perf/step_time": 23.0, "perf/eval_time": 20.0})
     assert progress.remaining_s() == 30.0
 
 

@@ -63,6 +63,8 @@ class Progress:
         if not self._times:
             # before the first iteration come start-up and an evaluation, which its own time leaves out
             spent = values.get("perf/step_time", spent)
+            if spent is not None:
+                spent = max(0.0, spent - values.get("perf/eval_time", 0.0))
         if spent is not None:
             self._times.append(spent)
         self._began = now

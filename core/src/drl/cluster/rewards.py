@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from drl.cluster.background import together
 from drl.errors import ContractError, RewardError
+from drl.stages.together import together
 from drl.types import Context, Media, Prompt, Sample, Score
 
 if TYPE_CHECKING:

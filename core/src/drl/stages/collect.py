@@ -8,10 +8,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drl.cluster.background import end_tasks, together
 from drl.errors import BadInput
 from drl.stages.reward import assign_rewards, require_some
 from drl.stages.rollout import group_requests, training_sampling
+from drl.stages.together import end_tasks, together
 from drl.stages.trust import check_echoes, check_samples
 from drl.types import Group, Prompt, Rollout, RolloutRequest, Sample
 

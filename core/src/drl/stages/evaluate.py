@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from drl.cluster.background import together
 from drl.interfaces.steps import StepRequest
 from drl.mathematics.seeding import evaluation_seed
 from drl.stages.rollout import choose_steps, evaluation_sampling, training_sampling
 from drl.stages.save import save_unless_saved
+from drl.stages.together import together
 from drl.stages.trust import check_samples
 from drl.types import EvaluationReport, Prompt, RolloutRequest, Sample, Sampling
 

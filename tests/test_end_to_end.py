@@ -159,6 +159,7 @@ def test_ctrl_c_finishes_the_iteration_saves_and_says_how_to_resume(recipe, tmp_
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "--resume" in output
+    assert "finishing this iteration" in output
     assert "Traceback" not in output
     done = metric_rows(run_dir)[-1]["step"] + 1
     tracker = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
@@ -244,6 +245,34 @@ def test_no_child_process_is_left_after_a_run(recipe, tmp_path):
     text = recipe.read_text().replace('type = "jpeg"', 'type = "ocr"')
     recipe.write_text(text)
     run_here(recipe, tmp_path / "run", "train.num_rollout=1", "eval.datasets=[]")
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    names = [Path(f"/proc/{pid}/cmdline").read_text() for pid in children if pid]
-    assert not [name for name in names if "spawn_main" in name]
+    assert not [name for name in child_commands() if "spawn_main" in name]
+
+
+def child_commands() -> list[str]:
+    """Return the command lines of this process's children, whichever thread started them."""
+    commands = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            text = status.read_text()
+            if f"PPid:\t{os.getpid()}\n" in text:
+                commands.append((status.parent / "cmdline").read_text())
+        except OSError:  # it ended meanwhile
+            continue
+    return commands
+
+
+def test_a_run_of_0_iterations_evaluates_once_and_ends(recipe, tmp_path):
+    run_here(recipe, tmp_path / "run", "train.num_rollout=0")
+    (row,) = metric_rows(tmp_path / "run")
+    assert row["step"] == -1
+    assert "eval/heldout" in row
+
+
+def test_checkpoints_of_another_run_are_never_written_over(recipe, tmp_path):
+    save = f'checkpoint.save="{tmp_path / "shared"}"'
+    run_here(recipe, tmp_path / "a", save, "train.num_rollout=1")
+    with pytest.raises(
+        BadInput, match=r"checkpoint\.save: .* holds the checkpoints of another run"
+    ):
+        run_here(recipe, tmp_path / "b", save, "train.num_rollout=1")
+    assert not (tmp_path / "b").exists()

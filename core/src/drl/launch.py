@@ -14,6 +14,7 @@ from drl.observe.directory import RunDirectory, is_run_directory
 from drl.observe.files import write_json_atomic, write_text_atomic
 from drl.observe.versions import versions
 from drl.stages.pairs import batch_plan
+from drl.stages.save import TRACKER
 
 if TYPE_CHECKING:
     from drl.catalog import Catalog
@@ -45,6 +46,7 @@ def run_recipe(
         echo(line)
     if dry_run:
         return None
+    check_checkpoint_folder(recipe, resume=resume)
     directory = find_directory(recipe, run_dir, resume=resume)
     with directory:
         if resume:
@@ -93,6 +95,16 @@ def find_directory(recipe: Any, run_dir: Path | None, *, resume: bool) -> RunDir
             "name one with --run-dir, or start without --resume"
         )
     return RunDirectory.open(max(found, key=lambda path: path.stat().st_mtime))
+
+
+def check_checkpoint_folder(recipe: Any, *, resume: bool) -> None:
+    """Refuse a ``checkpoint.save`` that holds another run's checkpoints."""
+    chosen = recipe.checkpoint.save
+    if chosen is not None and not resume and (Path(chosen) / TRACKER).exists():
+        raise BadInput(
+            f"checkpoint.save: {chosen} holds the checkpoints of another run; name another folder, or "
+            "go on with that run by --resume --run-dir"
+        )
 
 
 def check_same_recipe(recipe: Any, directory: RunDirectory, catalog: Catalog) -> None:
@@ -208,7 +220,7 @@ def start(run: Run, *, resume: bool) -> None:
         logger.start(facts)
     if run.first_rollout >= run.recipe.train.num_rollout:
         run.event(f"all {run.recipe.train.num_rollout} iterations are done already")
-    run.stop.install()
+    run.stop.install(run.event)
     run.phases.start()  # what came so far belongs to no iteration
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def train(run: Run) -> None:
     """Collect, estimate, train, save, sync, evaluate: once per iteration, in this order."""
     sync(run, version=run.first_rollout)  # also on resume: engines start from the base checkpoint
+    evaluate_before_training(run)
     for rollout_id in run.rollout_ids():
-        evaluate_before_training(run, rollout_id)
         with run.turn(Role.ROLLOUT):
             rollout = (
                 collect(run, rollout_id) if run.needs_rollout else collect_records(run, rollout_id)

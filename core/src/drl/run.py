@@ -6,7 +6,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -77,9 +77,11 @@ class StopFlag:
         self.asked = False
         self.reason = ""
         self._before: dict[int, Any] = {}
+        self._say: Callable[[str], None] = print
 
-    def install(self) -> None:
-        """Take over the signals; call from the main thread."""
+    def install(self, say: Callable[[str], None]) -> None:
+        """Take over the signals, from the main thread; ``say`` tells the user what happens."""
+        self._say = say
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._signalled)
 
@@ -94,6 +96,7 @@ class StopFlag:
             raise KeyboardInterrupt
         self.asked = True
         self.reason = signal.Signals(number).name
+        self._say(f"{self.reason}: finishing this iteration, then saving; once more stops at once")
 
 
 @dataclass(slots=True, kw_only=True)

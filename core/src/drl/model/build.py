@@ -117,7 +117,8 @@ def build_optimizer(recipe: Any, modules: Mapping[str, nn.Module]) -> torch.opti
 def build_schedule(recipe: Any, steps_per_rollout: int) -> ScheduleSettings:
     """Return the learning-rate schedule; its length defaults to all optimizer steps of the run."""
     options = recipe.optimizer
-    iters = options.lr_decay_iters or recipe.train.num_rollout * steps_per_rollout
+    # a run of 0 iterations only evaluates and never asks for a rate
+    iters = options.lr_decay_iters or max(1, recipe.train.num_rollout * steps_per_rollout)
     fraction = options.lr_warmup_fraction
     return ScheduleSettings(
         lr=options.lr,

@@ -33,10 +33,12 @@ class EvaluationSet:
     prompts: tuple[Prompt, ...]
 
 
-def evaluate_before_training(run: Run, rollout_id: int) -> None:
-    """Evaluate the untouched weights, once, at the very start of a run."""
-    if rollout_id == 0 and run.recipe.eval.before_train:
-        evaluate(run, rollout_id, label=BEFORE)
+def evaluate_before_training(run: Run) -> None:
+    """Evaluate the untouched weights at the very start; all that a run of 0 iterations does."""
+    if run.first_rollout == 0 and (
+        run.recipe.eval.before_train or not run.recipe.train.num_rollout
+    ):
+        evaluate(run, 0, label=BEFORE)
 
 
 def evaluate_if_due(run: Run, rollout_id: int) -> None:

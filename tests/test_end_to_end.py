@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -276,3 +277,16 @@ def test_checkpoints_of_another_run_are_never_written_over(recipe, tmp_path):
     ):
         run_here(recipe, tmp_path / "b", save, "train.num_rollout=1")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_run_killed_between_save_and_evaluation_owes_nothing_after_resume(tmp_path, finished):
+    """The checkpoint of the last iteration is there, its evaluation and row are not."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished[0], run_dir)
+    rows = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run_dir / "metrics.jsonl").write_text("".join(rows[:-1]))
+    (run_dir / "evaluations" / "after.json").unlink()
+    (run_dir / "summary.json").unlink()
+    run_here(finished[0].parent / "tiny.toml", run_dir, "train.num_rollout=6", resume=True)
+    assert metric_rows(run_dir) == metric_rows(finished[0])
+    assert summary_of(run_dir)["heldout"] == summary_of(finished[0])["heldout"]

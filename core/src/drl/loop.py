@@ -22,6 +22,7 @@ def train(run: Run) -> None:
     """Collect, estimate, train, save, sync, evaluate: once per iteration, in this order."""
     sync(run, version=run.first_rollout)  # also on resume: engines start from the base checkpoint
     evaluate_before_training(run)
+    run.finish_interrupted()
     for rollout_id in run.rollout_ids():
         with run.turn(Role.ROLLOUT):
             rollout = (
@@ -33,7 +34,8 @@ def train(run: Run) -> None:
             prove_parity_once(run, shards)
             for report in run.trainer.train(shards):
                 run.take_step(report)
+        run.take_rollout(rollout_id, rollout, advantages)
         save_if_due(run, rollout_id)  # before sync: a sync that fails must not cost the iteration
         sync(run, version=rollout_id + 1)
         evaluate_if_due(run, rollout_id)
-        run.finish_iteration(rollout_id, rollout, advantages)
+        run.finish_iteration(rollout_id, rollout)

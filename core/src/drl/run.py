@@ -17,9 +17,9 @@ from drl.errors import CheckpointError, ContractError, Interrupted
 from drl.interfaces.family import Family, Pipeline
 from drl.interfaces.loss import Loss
 from drl.lora import save_peft
-from drl.observe.files import write_json_atomic
+from drl.observe.files import read_json_lines, write_json_atomic
 from drl.stages.advantage import reward_metrics
-from drl.stages.evaluate import BEFORE, EvaluationSet, evaluation_rows
+from drl.stages.evaluate import BEFORE, EvaluationSet, evaluate_if_due, evaluation_rows
 from drl.stages.reward import weighted_sum
 from drl.stages.save import keep_checkpoint, save_unless_saved
 from drl.stages.step import mean_of
@@ -134,6 +134,7 @@ class Run:
     steps: list[StepReport] = field(default_factory=list)
     schedules: dict[Sampling, Tensor] = field(default_factory=dict)
     current: int = 0
+    owed: Mapping[str, float] | None = None
     saved: int = -1
     ending: str = ""
 
@@ -220,10 +221,10 @@ class Run:
         elif done > 0:  # before training there is nothing to keep
             keep_checkpoint(self, done - 1, verdict.reason)
 
-    def finish_iteration(
+    def take_rollout(
         self, rollout_id: int, rollout: Rollout, advantages: Advantages | None
     ) -> None:
-        """Log the figures of one iteration as one row, in one place."""
+        """Put the figures of a trained iteration into its row; the checkpoint keeps them too."""
         row = self.row
         row |= mean_of([{**r.metrics} for r in self.steps])
         row |= step_metrics(self.steps)
@@ -237,19 +238,37 @@ class Run:
             row |= advantages.statistics
         if self.parity is not None and rollout_id == self.first_rollout:
             row |= {f"trust/parity_step_{k}": v for k, v in self.parity.by_step.items()}
+        row["rollout/images_seen"] = float(self.counters.images_seen)
+
+    def finish_iteration(self, rollout_id: int, rollout: Rollout) -> None:
+        """Add where the time went, and log the iteration as one row, in one place."""
         for name, seconds in rollout.seconds.items():
             self.phases.overlap(name, seconds)
-        row["rollout/images_seen"] = float(self.counters.images_seen)
-        row |= self.phases.finish()
-        if self.needs_rollout and row.get("perf/rollout_time"):
-            row["perf/images_per_second"] = len(rollout.samples) / row["perf/rollout_time"]
-        finite = {name: float(value) for name, value in row.items() if math.isfinite(value)}
+        self.row |= self.phases.finish()
+        if self.needs_rollout and self.row.get("perf/rollout_time"):
+            per_second = len(rollout.samples) / self.row["perf/rollout_time"]
+            self.row["perf/images_per_second"] = per_second
+        self.log_row(rollout_id)
         for logger in self.loggers:
-            logger.metrics(rollout_id, finite)
             logger.samples(rollout_id, rollout.samples)
         if self.saved == rollout_id:
             label = f"rollout-{rollout_id + 1:07d}"
             save_pictures(self.directory, label, {"rollout": rollout.samples})
+
+    def log_row(self, rollout_id: int) -> None:
+        """Give the row of an iteration to every logger."""
+        for logger in self.loggers:
+            logger.metrics(rollout_id, finite(self.row))
+
+    def finish_interrupted(self) -> None:
+        """Do what a killed run still owed the iteration of its checkpoint: evaluation and row."""
+        if self.owed is None:
+            return
+        rollout_id = self.first_rollout - 1
+        self.current, self.row = rollout_id, dict(self.owed)
+        evaluate_if_due(self, rollout_id)
+        self.row |= self.phases.finish()
+        self.log_row(rollout_id)
 
     def keep_evaluation(self, report: EvaluationReport, label: str) -> None:
         """Log the means of an evaluation and keep its rows for the summary."""
@@ -289,6 +308,7 @@ class Run:
             "counters": asdict(self.counters),
             "data": self.source.state(),
             "plugins": dict(saved),
+            "row": finite(self.row),
         }
 
     def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
@@ -299,6 +319,8 @@ class Run:
         self.first_rollout = first
         self.counters = Counters(**state["counters"])
         self.source.restore(state["data"])
+        if not is_logged(self.directory, first - 1):
+            self.owed = state["row"]
         self.hooks.drl_restore_state(run=self, state=state["plugins"])
 
     def save_adapter(self) -> None:
@@ -325,6 +347,19 @@ def check_json(distribution: str, state: object) -> None:
         raise ContractError(
             f"{distribution}: drl_save_state must return values that JSON can hold: {error}"
         ) from error
+
+
+def finite(row: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures that are numbers."""
+    return {name: float(value) for name, value in row.items() if math.isfinite(value)}
+
+
+def is_logged(directory: RunDirectory, rollout_id: int) -> bool:
+    """True when metrics.jsonl has the row of an iteration, or when the run keeps no such file."""
+    if not directory.metrics.is_file():
+        return True
+    rows, _ = read_json_lines(directory.metrics)
+    return any(row.get("step") == rollout_id for row in rows)
 
 
 def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:

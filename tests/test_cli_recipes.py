@@ -131,3 +131,32 @@ MISTAKEN = [
     "algorithm.policy_loss.clip_range",
     "surprise",
 ]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "reward.type",
+        "algorithm.loss",
+        "sde.step_strategy",
+        "data.source",
+        "model.family",
+        "rollout.engine",
+        "rollout.custom_generate",
+    ],
+)
+@pytest.mark.parametrize("command", [("config", "check"), ("plan",), ("run", "--dry-run")])
+def test_no_code_that_a_recipe_names_is_run(
+    drl: Drl,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    command: tuple[str, ...],
+) -> None:
+    mark = tmp_path / "it-ran"
+    (tmp_path / "named_by_a_recipe.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = drl(*command, QUICKSTART, "--set", f"{option}=named_by_a_recipe:thing")
+    assert code == 2
+    assert option in err
+    assert not mark.exists()

@@ -13,73 +13,58 @@ from drl.api import Context, EngineHandle, PackedUnits, PushReport, SyncPlan, Up
 from drl_updater_in_process.sender import Sender
 
 
-class InProcessFull(Updater):
-    """Pushes all trained weights."""
+class InProcess(Updater):
+    """What the three share; ``bucket`` is the payload that the engine is told."""
 
-    payload = "dense"
     transport = "local"
+    bucket = "dense"
 
     def __init__(self, options: Any, context: Context) -> None:
         super().__init__(options, context)
-        self.sender = Sender("dense")
+        self.sender = Sender(self.bucket)
+
+    def connect(self, trainer: Context, engines: Sequence[EngineHandle]) -> None:
+        """Open a client of each engine."""
+        self.sender.connect(engines)
+
+    def push(self, component: str, buckets: Iterator[PackedUnits], version: int) -> PushReport:
+        """Hand every bucket to every engine."""
+        return self.sender.push(component, buckets, version)
+
+    def close(self) -> None:
+        """Let go of the engines."""
+        self.sender.close()
+
+
+class InProcessFull(InProcess):
+    """Pushes all trained weights."""
+
+    payload = "dense"
 
     def accepts(self, plan: SyncPlan) -> str | None:
         """Take full training beside engines in this process."""
         if plan.trained != "full":
             return "the run trains adapters, not full weights"
-        return misfit(plan, "dense")
-
-    def connect(self, trainer: Context, engines: Sequence[EngineHandle]) -> None:
-        """Open a client of each engine."""
-        self.sender.connect(engines)
-
-    def push(self, component: str, buckets: Iterator[PackedUnits], version: int) -> PushReport:
-        """Hand every bucket to every engine."""
-        return self.sender.push(component, buckets, version)
-
-    def close(self) -> None:
-        """Let go of the engines."""
-        self.sender.close()
+        return misfit(plan, self.bucket)
 
 
-class InProcessMerged(Updater):
+class InProcessMerged(InProcess):
     """Pushes weights into which core has merged the adapters; any adapter will do."""
 
     payload = "merged"
-    transport = "local"
-
-    def __init__(self, options: Any, context: Context) -> None:
-        super().__init__(options, context)
-        self.sender = Sender("dense")
 
     def accepts(self, plan: SyncPlan) -> str | None:
         """Take adapter training beside engines in this process."""
         if plan.trained != "adapters":
             return "the run trains full weights, there is nothing to merge"
-        return misfit(plan, "dense")
-
-    def connect(self, trainer: Context, engines: Sequence[EngineHandle]) -> None:
-        """Open a client of each engine."""
-        self.sender.connect(engines)
-
-    def push(self, component: str, buckets: Iterator[PackedUnits], version: int) -> PushReport:
-        """Hand every bucket to every engine."""
-        return self.sender.push(component, buckets, version)
-
-    def close(self) -> None:
-        """Let go of the engines."""
-        self.sender.close()
+        return misfit(plan, self.bucket)
 
 
-class InProcessLora(Updater):
+class InProcessLora(InProcess):
     """Pushes adapters; needs one rank and alpha for all layers, as the bucket has room for one."""
 
     payload = "lora"
-    transport = "local"
-
-    def __init__(self, options: Any, context: Context) -> None:
-        super().__init__(options, context)
-        self.sender = Sender("lora_merge")
+    bucket = "lora_merge"
 
     def accepts(self, plan: SyncPlan) -> str | None:
         """Take uniform adapters beside engines in this process that merge."""
@@ -87,19 +72,7 @@ class InProcessLora(Updater):
             return "the run trains full weights, there is no adapter to push"
         if not plan.uniform_adapters:
             return "adapters with a rank or alpha per layer must be merged by the trainer"
-        return misfit(plan, "lora_merge")
-
-    def connect(self, trainer: Context, engines: Sequence[EngineHandle]) -> None:
-        """Open a client of each engine."""
-        self.sender.connect(engines)
-
-    def push(self, component: str, buckets: Iterator[PackedUnits], version: int) -> PushReport:
-        """Hand every bucket to every engine."""
-        return self.sender.push(component, buckets, version)
-
-    def close(self) -> None:
-        """Let go of the engines."""
-        self.sender.close()
+        return misfit(plan, self.bucket)
 
 
 def misfit(plan: SyncPlan, payload: str) -> str | None:

@@ -97,7 +97,7 @@ class Maker:
 
     def at(self, section: str, role: Role = Role.DRIVER) -> Context:
         """Return the context of a component that is chosen in this section."""
-        return replace(self.context, role=role, section=self.recipe.__getattribute__(section))
+        return replace(self.context, role=role, section=self.recipe.section(section))
 
 
 def sde_backends(make: Maker, recipe: Any) -> dict[str, SdeBackend]:
@@ -187,12 +187,11 @@ def build_trainer(
         max_bad_steps=recipe.trust.max_bad_steps,
         buffer_bytes=recipe.sync.buffer_size,
     )
-    values = {name: context.__getattribute__(name) for name in Context.__slots__}
     return Trainer(
         forward=forward,
         optimizer=build_optimizer(recipe, modules),
         settings=settings,
-        context=StepContext(**(values | {"role": Role.TRAIN, "section": recipe.algorithm})),
+        context=StepContext.within(context, section=recipe.algorithm),
         updater=None,
     )
 

@@ -179,8 +179,8 @@ class Run:
 
     def step_context(self, rollout_id: int) -> StepContext:
         """Return the context of a loss's ``expand``."""
-        values = {name: self.context.__getattribute__(name) for name in Context.__slots__}
-        return StepContext(**(values | {"section": self.recipe.algorithm}), rollout_id=rollout_id)
+        section = self.recipe.algorithm
+        return StepContext.within(self.context, section=section, rollout_id=rollout_id)
 
     def schedule(self, sampling: Sampling) -> Tensor | None:
         """Return the trainer's own sigma table for these settings; None without a pipeline."""

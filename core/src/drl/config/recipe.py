@@ -90,9 +90,13 @@ class Recipe:
         """
         return {name: self._section(name) for name in SECTIONS}
 
+    def section(self, name: str) -> Options:
+        """Return a section by its name; AttributeError when there is none."""
+        found: Options = self.__getattribute__(name)
+        return found
+
     def _section(self, name: str) -> dict[str, Any]:
-        section: Options = self.__getattribute__(name)
-        values = as_plain(section)
+        values = as_plain(self.section(name))
         for (kind, table), options in sorted(self.tables.items()):
             if options is not None and BY_NAME[kind].section == name:
                 values[table] = as_plain(options)

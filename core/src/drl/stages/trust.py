@@ -6,7 +6,7 @@ sigmas where that is possible, and listed as unproven otherwise.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,10 +70,11 @@ def check_echoes(promised: frozenset[str], samples: Sequence[Sample]) -> None:
 
 def check_settings(sample: Sample, asked: Sampling) -> None:
     """Compare every setting that the engine echoed with the request."""
+    settings = asdict(asked)
     wrong = {
-        name: (value, _field(asked, name))
+        name: (value, settings.get(name))
         for name, value in sample.echo.items()
-        if not _same(value, _field(asked, name))
+        if not _same(value, settings.get(name))
     }
     if wrong:
         lines = [
@@ -82,10 +83,6 @@ def check_settings(sample: Sample, asked: Sampling) -> None:
         raise TrustError(
             "the engine used other settings than the recipe asks for\n" + "\n".join(lines)
         )
-
-
-def _field(asked: Sampling, name: str) -> Any:
-    return {f.name: asked.__getattribute__(f.name) for f in fields(asked)}.get(name)
 
 
 def _same(used: Any, asked: Any) -> bool:

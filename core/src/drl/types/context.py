@@ -63,3 +63,18 @@ class StepContext(Context):
     rollout_id: int = 0
     window: int = 0
     sigmas: Tensor | None = None
+
+    @classmethod
+    def within(cls, context: Context, *, section: Any, rollout_id: int = 0) -> StepContext:
+        """Return the place of a loss in a run: on the trainer, in the section of its options."""
+        return cls(
+            role=Role.TRAIN,
+            rank=context.rank,
+            world=context.world,
+            device=context.device,
+            dtype=context.dtype,
+            run_dir=context.run_dir,
+            seed=context.seed,
+            section=section,
+            rollout_id=rollout_id,
+        )

@@ -83,7 +83,7 @@ def write_recipe(folder: Path, checkpoint: Path, text: str = RECIPE) -> Path:
     return path
 
 
-def run_here(recipe: Path, run_dir: Path, *sets: str, resume: bool = False) -> list[str]:
+def run_here(recipe: Path, run_dir: Path | None, *sets: str, resume: bool = False) -> list[str]:
     """Run a recipe in this process; return the lines it printed."""
     lines: list[str] = []
     run_recipe(

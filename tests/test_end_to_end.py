@@ -292,3 +292,13 @@ def test_a_run_killed_between_save_and_evaluation_owes_nothing_after_resume(tmp_
     run_here(finished[0].parent / "tiny.toml", run_dir, "train.num_rollout=6", resume=True)
     assert metric_rows(run_dir) == metric_rows(finished[0])
     assert summary_of(run_dir)["heldout"] == summary_of(finished[0])["heldout"]
+
+
+def test_resume_alone_goes_on_with_the_newest_run_of_the_recipe(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for rollouts in (1, 2):
+        run_here(recipe, None, f"train.num_rollout={rollouts}", "eval.datasets=[]")
+    first, newest = sorted((tmp_path / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+    run_here(recipe, None, "train.num_rollout=3", "eval.datasets=[]", resume=True)
+    assert [row["step"] for row in metric_rows(newest)] == [0, 1, 2]
+    assert [row["step"] for row in metric_rows(first)] == [0]

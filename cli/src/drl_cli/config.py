@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from drl.errors import lines_of
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
@@ -31,10 +30,11 @@ def check(session: Session, recipe: Path, sets: tuple[str, ...], override: Path 
       drl config check recipes/quickstart.toml --set sde.type=ode
     """
     from drl.config import load_recipe
+    from drl.config.render import warning_lines
 
     resolved = load_recipe(recipe, sets=sets, override=override, catalog=session.catalog)
-    for warning in resolved.warnings:
-        click.echo("\n".join(["warning:", *lines_of(warning)]).replace("\n", " ", 1), err=True)
+    for line in warning_lines(resolved.warnings):
+        click.echo(line, err=True)
     click.echo(f"{recipe} is valid")
 
 

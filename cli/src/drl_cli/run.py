@@ -44,10 +44,6 @@ def run(
       drl run recipes/quickstart.toml --set train.seed=1 --run-dir runs/seed-1
       drl run recipes/quickstart.toml --run-dir runs/seed-1 --resume
     """
-    if resume and run_dir is None:
-        raise click.UsageError(
-            "--resume needs --run-dir DIR: the directory of the run to go on with"
-        )
     from drl.launch import run_recipe
 
     run_recipe(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drl.config import load_recipe
-from drl.errors import BadInput, CheckpointError, RunDirectoryError, lines_of
+from drl.config.render import warning_lines
+from drl.errors import BadInput, CheckpointError, RunDirectoryError
 from drl.interfaces.logger import RunFacts
 from drl.observe.directory import RunDirectory, is_run_directory
 from drl.observe.files import write_json_atomic, write_text_atomic
@@ -60,7 +61,7 @@ def run_recipe(
 
 def header(recipe: Any, catalog: Catalog) -> list[str]:
     """Return what a person reads before a run: warnings, what will run, the batch arithmetic."""
-    lines = [f"warning: {line}" for problem in recipe.warnings for line in lines_of(problem)]
+    lines = warning_lines(recipe.warnings)
     parts = [recipe.model.family, recipe.algorithm.loss]
     if not recipe.train.train_only:
         rewards = [term.name for term in recipe.reward.all_terms]

@@ -18,6 +18,7 @@ from drl.interfaces.family import Family, Pipeline
 from drl.interfaces.loss import Loss
 from drl.lora import save_peft
 from drl.observe.files import read_json_lines, write_json_atomic
+from drl.observe.summary import parity_metrics
 from drl.stages.advantage import reward_metrics
 from drl.stages.evaluate import BEFORE, EvaluationSet, evaluate_if_due, evaluation_rows
 from drl.stages.reward import weighted_sum
@@ -237,7 +238,7 @@ class Run:
         if advantages is not None:
             row |= advantages.statistics
         if self.parity is not None and rollout_id == self.first_rollout:
-            row |= {f"trust/parity_step_{k}": v for k, v in self.parity.by_step.items()}
+            row |= parity_metrics(self.parity)
         row["rollout/images_seen"] = float(self.counters.images_seen)
 
     def finish_iteration(self, rollout_id: int, rollout: Rollout) -> None:

@@ -15,9 +15,7 @@ from drl.observe.pictures import (
     caption,
     contact_sheet,
     printable,
-    save_before_after,
     save_samples,
-    side_by_side,
     to_image,
     zoom,
 )
@@ -172,25 +170,3 @@ def test_samples_are_saved_with_their_own_pixels_a_sheet_and_an_index(
 def test_a_prompt_that_occurs_twice_keeps_both_pictures(tmp_path: Path, make_sample: Make) -> None:
     sheet = save_samples(tmp_path, [make_sample(row=0), make_sample(row=1)], rows=1)
     assert len(json.loads((sheet.parent / "samples.json").read_text())) == 2
-
-
-def test_pairs_are_saved_side_by_side_unshrunk(tmp_path: Path, make_sample: Make) -> None:
-    black, white = torch.zeros(3, 1, 16, 48), torch.ones(3, 1, 16, 48)
-    pair = (make_sample(pixels=black), make_sample(pixels=white))
-    save_before_after(tmp_path / "samples" / "before_after.png", [pair] * 4)
-    sheet = Image.open(tmp_path / "samples" / "before_after.png")
-    cell = 144 + 4 + 144 + GAP
-    assert sheet.size == (2 * cell + GAP, 2 * (48 + CAPTION_HEIGHT + GAP) + GAP)
-    assert sheet.getpixel((GAP + 143, GAP)) == (0, 0, 0)
-    assert sheet.getpixel((GAP + 148, GAP)) == (255, 255, 255)
-
-
-def test_joined_pictures_of_unequal_height_fit_both() -> None:
-    assert side_by_side(Image.new("RGB", (200, 150)), Image.new("L", (150, 200))).size == (354, 200)
-
-
-def test_a_pair_without_a_picture_is_refused(tmp_path: Path, make_sample: Make) -> None:
-    blind = make_sample(row=7)
-    blind.media = None
-    with pytest.raises(ValueError, match="70 has no picture"):
-        save_before_after(tmp_path / "a.png", [(make_sample(), blind)])

@@ -27,7 +27,6 @@ CAPTION_HEIGHT = 16
 CAPTION_LENGTH = 160
 INDEX = "samples.json"
 SHEET = "sheet.png"
-PAIRS_PER_ROW = 3
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -113,27 +112,6 @@ def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, widt
     while kept and font.getlength(kept + "...") > width:
         kept = kept[:-1]
     return kept + "..."
-
-
-def side_by_side(left: Image.Image, right: Image.Image) -> Image.Image:
-    """Join two zoomed pictures with a gap of 4 pixels."""
-    one, two = zoom(left).convert("RGB"), zoom(right).convert("RGB")
-    joined = Image.new("RGB", (one.width + 4 + two.width, max(one.height, two.height)), "#f4f4f5")
-    joined.paste(one, (0, 0))
-    joined.paste(two, (one.width + 4, 0))
-    return joined
-
-
-def save_before_after(path: Path, pairs: Sequence[tuple[Sample, Sample]]) -> None:
-    """Write a sheet of pairs: before on the left, after on the right, both rewards below."""
-    tiles = []
-    for before, after in pairs:
-        if before.media is None or after.media is None:
-            raise ValueError(f"sample {before.index} or {after.index} has no picture to show")
-        joined = side_by_side(to_image(before.media), to_image(after.media))
-        tiles.append((joined, f"{score(before)} to {caption(after)}"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    contact_sheet(tiles, math.ceil(len(tiles) / PAIRS_PER_ROW)).save(path)
 
 
 def save_samples(directory: Path, samples: Sequence[Sample], rows: int) -> Path:

@@ -114,11 +114,3 @@ def test_build_refuses_a_file_as_directory(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(NotADirectoryError, match="taken is a file"):
         build.build(tmp_path / "taken", say=print)
-
-
-def test_pretraining_examples_pair_prompt_and_picture() -> None:
-    examples = build.pretraining_examples(3, seed=1)
-    assert len(examples) == 3
-    prompt, picture = examples[0]
-    assert prompt.startswith('sign "')
-    assert picture.size == (48, 16)

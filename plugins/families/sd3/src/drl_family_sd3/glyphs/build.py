@@ -6,13 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from PIL import Image
-
 from ..tiny import glyph_pipeline
-from .render import render_varied
 from .vae import STEPS, train_vae
-from .words import prompt_of, random_strings
 
 Say = Callable[[str], None]
 
@@ -51,10 +46,3 @@ def build(directory: str | Path, *, seed: int = 0, vae_steps: int = STEPS, say: 
     train_vae(pipeline.vae, seed=seed, steps=vae_steps, report=Progress(say))
     pipeline.save_pretrained(target)
     say(f"Wrote {target}: the transformer is untrained; train it on rendered strings.")
-
-
-def pretraining_examples(count: int, *, seed: int) -> list[tuple[str, Image.Image]]:
-    """``count`` pairs of prompt and 48 x 16 RGB picture; no word of any word list is in them."""
-    generator = torch.Generator().manual_seed(seed)
-    words = random_strings(count, generator)
-    return [(prompt_of(word), render_varied(word, generator)) for word in words]

@@ -2,7 +2,7 @@
 
 A recogniser reads sharp renders without a fault (OCR reward 1.0 on 200 random strings), so no
 font has to be shipped. The pictures to learn from are out of focus by a random amount, up to
-unreadable: a model that has seen them writes some words sharply and some blurred, and what
+hard to read: a model that has seen them writes some words sharply and some blurred, and what
 reinforcement learning from a reader then has to teach is to write sharply.
 """
 

@@ -1,8 +1,8 @@
 """Pictures of words: black on white, 48 x 16 pixels, in Pillow's built-in font.
 
 A recogniser reads sharp renders without a fault (OCR reward 1.0 on 200 random strings), so no
-font has to be shipped. The pictures to learn from are out of focus by a random amount, up to
-hard to read: a model that has seen them writes some words sharply and some blurred, and what
+font has to be shipped. The pictures to learn from are out of focus by a random amount, the worst of
+them hard to read: a model that has seen them writes some words sharply and some blurred, and what
 reinforcement learning from a reader then has to teach is to write sharply.
 """
 

@@ -6,11 +6,16 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from e2e import write_recipe
+from third_party_plugins import fresh_recorder, installed
 
+from drl.catalog import Catalog
 from drl.testing.distributions import write_distribution
 from drl_cli.main import execute
+from drl_family_sd3.tiny import build_random
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,3 +57,35 @@ def drl(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]
         return code, out, err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny pipeline with random weights; tests only read it."""
+    folder = tmp_path_factory.mktemp("pipeline") / "tiny-sd3"
+    build_random(folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lab(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path
+) -> Iterator[Path]:
+    """A folder with the tiny recipe; the plugins of the module's ``STRANGERS`` are installed."""
+    folder = tmp_path_factory.mktemp("lab")
+    write_recipe(folder, checkpoint)
+    with installed(folder / "site", *request.module.STRANGERS):
+        yield folder
+
+
+@pytest.fixture
+def recipe(lab: Path) -> Path:
+    """The tiny recipe of the module's lab."""
+    return lab / "tiny.toml"
+
+
+@pytest.fixture
+def recorder(lab: Path) -> ModuleType:
+    """The plugin that writes down every hook of a run, fresh; the module's STRANGERS have it."""
+    Catalog.load()
+    return fresh_recorder()

@@ -6,11 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
 from drl.catalog import Catalog
+from drl.checkpoint import read_weights
+from drl.checkpoint.dcp import read_whole
 from drl.launch import run_recipe
+from drl.stages.save import TRACKER
 
 TIMES = ("perf/", "time")
 
@@ -109,10 +117,58 @@ def start_run(recipe: Path, run_dir: Path, *arguments: str) -> subprocess.Popen[
     )
 
 
+def set_words(sets: Iterable[str]) -> list[str]:
+    """Return settings as words of a command line."""
+    return [word for setting in sets for word in ("--set", setting)]
+
+
 def metric_rows(run_dir: Path) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl without times."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
+
+
+def without_trust(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Leave parity out of rows: it is proven once per process, so a resume proves it again."""
+    return [{k: v for k, v in row.items() if not k.startswith("trust/")} for row in rows]
+
+
+def checkpoint_folder(run_dir: Path, iteration: int) -> Path:
+    """Return the folder of the checkpoint after this many iterations."""
+    return run_dir / "checkpoints" / f"iter_{iteration:07d}"
+
+
+def trained_weights(run_dir: Path, iteration: int) -> dict[str, Tensor]:
+    """Return the trainable parameters of a checkpoint by ``component.parameter``."""
+    return read_weights(checkpoint_folder(run_dir, iteration))
+
+
+def trainer_state(run_dir: Path, iteration: int) -> dict[str, Tensor]:
+    """Return parameters and optimizer state of a checkpoint as one mapping."""
+    folder = checkpoint_folder(run_dir, iteration)
+    return read_whole(folder / "model") | read_whole(folder / "optimizer")
+
+
+def last_saved(run_dir: Path) -> int:
+    """Return the iteration that the tracker names."""
+    return int((run_dir / "checkpoints" / TRACKER).read_text())
+
+
+def final_state(run_dir: Path) -> dict[str, Tensor]:
+    """Return every tensor of a run's newest checkpoint: parameters, optimizer, EMA, random states."""
+    number = last_saved(run_dir)
+    folder = checkpoint_folder(run_dir, number)
+    ema = read_whole(folder / "ema") if (folder / "ema").is_dir() else {}
+    tensors = trainer_state(run_dir, number)
+    tensors |= {f"ema/{name}": tensor for name, tensor in ema.items()}
+    for file in sorted((folder / "rng").iterdir()):
+        tensors |= {f"rng/{file.stem}/{name}": value for name, value in load_file(file).items()}
+    return tensors
+
+
+def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    """True when two states have equal names and equal bits."""
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:

@@ -8,45 +8,29 @@ from collections import Counter
 
 import pytest
 import torch
-from e2e import RECIPE, metric_rows, run_here, write_recipe
-from safetensors.torch import load_file
-from third_party_plugins import fresh_recorder, installed
+from e2e import metric_rows, run_here, same, trained_weights, write_recipe
+from third_party_plugins import fresh_recorder
 
 from drl.catalog import Catalog
 from drl.errors import BadInput
 from drl.types import Dropped
-from drl_family_sd3.tiny import build_random
 
+STRANGERS = ("acme-recorder", "acme-engines")
 QUIET = ("eval.datasets=[]",)
 SEED = 1234
 MEMBERS = 4
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """A folder with the tiny recipe over five prompts, two plugins installed beside drl's own."""
-    folder = tmp_path_factory.mktemp("lab")
-    build_random(folder / "tiny-sd3", seed=0)
-    write_recipe(folder, folder / "tiny-sd3", RECIPE)
-    write_prompts(folder, [f"sign number {n}" for n in range(5)])
-    with installed(folder / "site", "acme-recorder", "acme-engines"):
-        yield folder
+def lab(lab):
+    """The shared lab over five prompts."""
+    write_prompts(lab, [f"sign number {n}" for n in range(5)])
+    return lab
 
 
 def write_prompts(folder, texts):
     rows = (json.dumps({"input": text}) + "\n" for text in texts)
     (folder / "prompts.jsonl").write_text("".join(rows))
-
-
-@pytest.fixture
-def recipe(lab):
-    return lab / "tiny.toml"
-
-
-@pytest.fixture
-def recorder(lab):
-    Catalog.load()
-    return fresh_recorder()
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +53,6 @@ def drawn(made):
 
 def drop(*numbers, reason="dull"):
     return lambda run, group: Dropped(reason) if group.group_index in numbers else None
-
-
-def weights(run_dir, iteration):
-    folder = run_dir / "checkpoints" / f"iter_{iteration:07d}" / "trainer"
-    return load_file(folder / "model.safetensors")
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
 def test_every_prompt_and_member_comes_once_per_epoch(plain):
@@ -131,7 +106,7 @@ def test_the_order_in_which_groups_finish_changes_nothing(recipe, tmp_path, reco
     assert arrived[middle:] != arrived[:middle]  # it did come in another order
     made = rollouts(recorder)
     assert drawn(made[:2]) == drawn(made[2:])
-    assert same(weights(tmp_path / "local", 2), weights(tmp_path / "acme_slow", 2))
+    assert same(trained_weights(tmp_path / "local", 2), trained_weights(tmp_path / "acme_slow", 2))
     assert metric_rows(tmp_path / "local") == metric_rows(tmp_path / "acme_slow")
 
 
@@ -167,7 +142,7 @@ def test_prompts_and_group_numbers_continue_after_a_resume(recipe, tmp_path, rec
     run_here(recipe, parted, "train.num_rollout=3", *QUIET, resume=True)
     made = rollouts(recorder)
     assert drawn(made[:3]) == drawn(made[3:])
-    assert same(weights(straight, 3), weights(parted, 3))
+    assert same(trained_weights(straight, 3), trained_weights(parted, 3))
 
 
 def test_a_filter_that_drops_everything_stops_at_max_draws(recipe, tmp_path, recorder):
@@ -178,8 +153,8 @@ def test_a_filter_that_drops_everything_stops_at_max_draws(recipe, tmp_path, rec
     assert recorder.CALLS[-1][1]["error"] is caught.value
 
 
-def test_duplicate_prompts_stay_two_groups(lab, tmp_path, recorder):
-    recipe = write_recipe(tmp_path, lab / "tiny-sd3")
+def test_duplicate_prompts_stay_two_groups(checkpoint, tmp_path, recorder):
+    recipe = write_recipe(tmp_path, checkpoint)
     write_prompts(tmp_path, ["the same sign", "the same sign"])
     sets = ("train.num_rollout=1", "eval.n_samples_per_prompt=2")
     run_here(recipe, tmp_path / "run", *sets)
@@ -225,4 +200,6 @@ def test_a_rollout_of_removed_samples_takes_no_step(recipe, tmp_path, recorder):
     run_here(recipe, tmp_path / "run", "train.num_rollout=1", *QUIET)
     reports = [given["report"] for hook, given in recorder.CALLS if hook == "drl_step_finished"]
     assert [report.skipped for report in reports] == ["every row of the window has weight 0"]
-    assert all(not w.any() for n, w in weights(tmp_path / "run", 1).items() if n.endswith("B"))
+    assert all(
+        not w.any() for n, w in trained_weights(tmp_path / "run", 1).items() if n.endswith("B")
+    )

@@ -12,7 +12,6 @@ from drl_family_sd3.tiny import build_random
 
 CHECKED_ONLY = {
     "cluster.launcher": "picks the roles; there is one launcher",
-    "optimizer.name": "there is one optimizer",
     "model.family": "picks a component",
     "reward.type": "read through reward.all_terms",
     "reward.terms": "read through reward.all_terms",
@@ -78,9 +77,11 @@ def test_a_run_reads_every_core_option(tmp_path, reads):
         tmp_path / "run",
         "sde.type=sde",
         "algorithm.kl_beta=0.1",
+        "algorithm.ref_mode=ema",
+        "ema.enabled=true",
         "eval.rollout_sampler=true",
     )
     supervised = write_recipe(tmp_path / "sft", checkpoint, SFT)
-    run_here(supervised, tmp_path / "sft" / "run")
+    run_here(supervised, tmp_path / "sft" / "run", "optimizer.name=sgd")
     keys = {f"{name}.{field}" for name, model in SECTIONS.items() for field in model.model_fields}
     assert keys - reads - CHECKED_ONLY.keys() == set()

@@ -7,38 +7,15 @@ import re
 import threading
 
 import pytest
-from e2e import metric_rows, run_here, write_recipe
-from third_party_plugins import fresh_recorder, installed
+from e2e import metric_rows, run_here, set_words
 
-from drl.catalog import Catalog
 from drl.errors import EngineError, SyncError, TrustError
 from drl.interfaces.engine import CLIENTS
 from drl.observe.directory import RunDirectory
 from drl_cli.main import execute
-from drl_family_sd3.tiny import build_random
 
+STRANGERS = ("acme-recorder", "acme-engines")
 QUIET = ("eval.datasets=[]", "train.num_rollout=2", "checkpoint.save_interval=1")
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """A folder with the tiny recipe, and the faulty engines installed beside drl's own plugins."""
-    folder = tmp_path_factory.mktemp("lab")
-    build_random(folder / "tiny-sd3", seed=0)
-    write_recipe(folder, folder / "tiny-sd3")
-    with installed(folder / "site", "acme-recorder", "acme-engines"):
-        yield folder
-
-
-@pytest.fixture
-def recipe(lab):
-    return lab / "tiny.toml"
-
-
-@pytest.fixture
-def recorder(lab):
-    Catalog.load()
-    return fresh_recorder()
 
 
 def sets_of(engine, *more):
@@ -185,7 +162,7 @@ def test_a_proof_that_no_engine_can_give_is_refused(recipe, tmp_path, recorder):
 def test_an_engine_that_fails_in_a_rollout_ends_the_run_and_says_so(
     recipe, tmp_path, recorder, capfd, caplog, engine, message
 ):
-    sets = [word for setting in sets_of(engine) for word in ("--set", setting)]
+    sets = set_words(sets_of(engine))
     assert execute(["run", str(recipe), "--run-dir", str(tmp_path / "run"), *sets]) == 1
     gc.collect()  # asyncio speaks of forgotten tasks when they are collected
     shown = capfd.readouterr()

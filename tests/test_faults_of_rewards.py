@@ -11,38 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from e2e import metric_rows, run_here, start_run, write_recipe
-from safetensors.torch import load_file
-from third_party_plugins import fresh_recorder, installed
+from e2e import metric_rows, run_here, set_words, start_run, trained_weights
 
-from drl.catalog import Catalog
 from drl.errors import EngineError, RewardError
 from drl.observe.directory import RunDirectory
 from drl_cli.main import execute
-from drl_family_sd3.tiny import build_random
 
+STRANGERS = ("acme-recorder", "acme-engines", "acme-rewards")
 QUIET = ("eval.datasets=[]", "train.num_rollout=2")
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """A folder with the tiny recipe; recorder, engines and rewards of strangers are installed."""
-    folder = tmp_path_factory.mktemp("lab")
-    build_random(folder / "tiny-sd3", seed=0)
-    write_recipe(folder, folder / "tiny-sd3")
-    with installed(folder / "site", "acme-recorder", "acme-engines", "acme-rewards"):
-        yield folder
-
-
-@pytest.fixture
-def recipe(lab):
-    return lab / "tiny.toml"
-
-
-@pytest.fixture
-def recorder(lab):
-    Catalog.load()
-    return fresh_recorder()
 
 
 def sets_of(reward, *more):
@@ -60,11 +36,6 @@ def seconds_until(condition, limit):
         assert time.monotonic() - start < limit
         time.sleep(0.02)
     return time.monotonic() - start
-
-
-def adapters(run_dir, iteration):
-    folder = run_dir / "checkpoints" / f"iter_{iteration:07d}" / "trainer"
-    return load_file(folder / "model.safetensors")
 
 
 FAILURES = {
@@ -117,7 +88,7 @@ def test_equal_rewards_give_no_gradient_and_leave_the_weights(recipe, tmp_path, 
     reports = [given["report"] for given in arguments(recorder, "drl_step_finished")]
     reason = "the gradient is exactly 0: no group is informative"
     assert [report.skipped for report in reports] == [reason] * 2
-    before, after = adapters(tmp_path / "run", 1), adapters(tmp_path / "run", 2)
+    before, after = trained_weights(tmp_path / "run", 1), trained_weights(tmp_path / "run", 2)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not any(tensor.any() for name, tensor in after.items() if "lora_B" in name)
     rows = metric_rows(tmp_path / "run")
@@ -133,7 +104,7 @@ def test_a_run_goes_on_when_some_rollouts_teach_nothing(recipe, tmp_path, record
     recorder.REACTIONS["drl_rollout_finished"] = flatten
     sets = ("train.num_rollout=3", "checkpoint.save_interval=1", "eval.datasets=[]")
     run_here(recipe, tmp_path / "run", *sets)
-    one, two, three = (adapters(tmp_path / "run", n) for n in (1, 2, 3))
+    one, two, three = (trained_weights(tmp_path / "run", n) for n in (1, 2, 3))
     assert all(torch.equal(one[name], two[name]) for name in one)  # no momentum either
     assert any(not torch.equal(two[name], three[name]) for name in two)
 
@@ -178,7 +149,7 @@ def test_ctrl_c_twice_ends_a_run_whose_reward_never_answers(recipe, tmp_path, re
     over = threading.Event()
     thread = threading.Thread(target=interrupt_twice, args=(tmp_path / "run", over))
     thread.start()
-    sets = [word for setting in sets_of("acme_stuck") for word in ("--set", setting)]
+    sets = set_words(sets_of("acme_stuck"))
     assert execute(["run", str(recipe), "--run-dir", str(tmp_path / "run"), *sets]) == 130
     began = (tmp_path / "run" / "scoring").stat().st_mtime
     assert time.time() - began < 10
@@ -201,7 +172,7 @@ def alive(pid):
 @pytest.fixture
 def stuck(lab, recipe, tmp_path):
     """A run in a process of its own whose reward hangs, and the process ids of its children."""
-    sets = [word for setting in sets_of("acme_stuck") for word in ("--set", setting)]
+    sets = set_words(sets_of("acme_stuck"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(lab / "site"), prepend=os.pathsep)
         process = start_run(recipe, tmp_path / "run", *sets)

@@ -10,43 +10,28 @@ import time
 from contextlib import contextmanager
 
 import pytest
-import torch
-from e2e import metric_rows, run_here, summary_of, write_recipe
-from safetensors.torch import load_file
-from third_party_plugins import fresh_recorder, installed
+from e2e import (
+    metric_rows,
+    run_here,
+    same,
+    set_words,
+    summary_of,
+    trainer_state,
+    without_trust,
+)
+from third_party_plugins import fresh_recorder
 
 from drl.catalog import Catalog
 from drl.errors import CheckpointError, DrlError, Interrupted
 from drl.observe.directory import RunDirectory
 from drl.stages.save import TRACKER, damage
 from drl_cli.main import execute
-from drl_family_sd3.tiny import build_random
 
+STRANGERS = ("acme-recorder", "acme-engines")
 QUIET = ("eval.datasets=[]", "checkpoint.save_interval=1")
 FINE = (*QUIET, "train.num_steps_per_rollout=2", "train.micro_batch_size=2")
 SMALL_FILE = 8192
 """Bytes: room for the lines of a run, not for a checkpoint."""
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """A folder with the tiny recipe; recorder and engines of strangers are installed."""
-    folder = tmp_path_factory.mktemp("lab")
-    build_random(folder / "tiny-sd3", seed=0)
-    write_recipe(folder, folder / "tiny-sd3")
-    with installed(folder / "site", "acme-recorder", "acme-engines"):
-        yield folder
-
-
-@pytest.fixture
-def recipe(lab):
-    return lab / "tiny.toml"
-
-
-@pytest.fixture
-def recorder(lab):
-    Catalog.load()
-    return fresh_recorder()
 
 
 @pytest.fixture(scope="module")
@@ -58,23 +43,9 @@ def straight(lab):
     return lab / "straight", list(recorder.CALLS)
 
 
-def trainer_state(run_dir, iteration):
-    folder = run_dir / "checkpoints" / f"iter_{iteration:07d}" / "trainer"
-    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
-
-
 def saved(run_dir):
     """Return the names in the checkpoint folder, all of them."""
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
-
-
-def without_trust(rows):
-    """Parity is proven once per process: leave it out of the comparison."""
-    return [{k: v for k, v in row.items() if not k.startswith("trust/")} for row in rows]
 
 
 def seen(calls):
@@ -107,14 +78,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_offered_instead_leads_to_the_
 ):
     run_dir = tmp_path / "run"
     run_here(recipe, run_dir, "train.num_rollout=2", *FINE)
-    file = run_dir / "checkpoints" / "iter_0000002" / "trainer" / "model.safetensors"
+    file = run_dir / "checkpoints" / "iter_0000002" / "model" / "__0_0.distcp"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    sets = [word for setting in ("train.num_rollout=4", *FINE) for word in ("--set", setting)]
+    sets = set_words(("train.num_rollout=4", *FINE))
     assert execute(["run", str(recipe), "--run-dir", str(run_dir), *sets, "--resume"]) == 2
     shown = capfd.readouterr().err
-    assert "iter_0000002 cannot be used: trainer/model.safetensors differs" in shown
+    assert "iter_0000002 cannot be used: model/__0_0.distcp differs" in shown
     tracker = run_dir / "checkpoints" / TRACKER
     assert f"iter_0000001 is good: write 1 into {tracker}" in shown
     tracker.write_text("1\n")
@@ -140,8 +111,9 @@ def test_a_disk_that_is_full_at_a_save_costs_that_save_only(recipe, tmp_path, re
         recorder.REACTIONS["drl_step_finished"] = lambda run, report: (
             fill() if report.global_step == 3 else None
         )
+        at_once = (*FINE, "checkpoint.asynchronous=false")  # the first save is over by then
         with pytest.raises(DrlError, match=r"iter_0000002 could not be written: .*File too large"):
-            run_here(recipe, run_dir, "train.num_rollout=4", *FINE)
+            run_here(recipe, run_dir, "train.num_rollout=4", *at_once)
     assert saved(run_dir) == ["iter_0000001", TRACKER]
     assert (run_dir / "checkpoints" / TRACKER).read_text() == "1\n"
     recorder.REACTIONS.clear()
@@ -173,7 +145,7 @@ def test_a_signal_finishes_the_iteration_and_saves_it_whenever_it_comes(
     sets = ("train.num_rollout=9", "checkpoint.save_interval=100", "eval.datasets=[]")
     command = ["run", str(recipe), "--run-dir", str(tmp_path / "run")]
     before = signal.getsignal(number)
-    assert execute([*command, *(word for s in sets for word in ("--set", s))]) == 130
+    assert execute([*command, *set_words(sets)]) == 130
     assert signal.getsignal(number) is before
     assert saved(tmp_path / "run") == ["iter_0000002", TRACKER]
     assert [row["step"] for row in metric_rows(tmp_path / "run")] == [0, 1]
@@ -192,7 +164,10 @@ def test_a_second_ctrl_c_stops_at_once_even_when_the_engine_hangs(recipe, tmp_pa
     asked = []
 
     def interrupt_twice():
+        deadline = time.monotonic() + 60
         while not any(hook == "drl_weights_synced" for hook, _ in recorder.CALLS):
+            if time.monotonic() > deadline:
+                return
             time.sleep(0.01)
         for _ in range(2):
             time.sleep(0.1)
@@ -235,15 +210,29 @@ def test_state_is_saved_by_time_as_well(recipe, tmp_path, recorder):
     assert saved(tmp_path / "never") == ["iter_0000003", TRACKER]
 
 
-def test_a_resume_without_a_checkpoint_says_so_and_touches_nothing(recipe, tmp_path, recorder):
+def test_a_run_that_failed_before_its_first_checkpoint_starts_over_and_says_so(
+    recipe, tmp_path, recorder, straight
+):
     def fail(**_):
         raise RuntimeError("early")
 
     recorder.REACTIONS["drl_step_finished"] = fail
     with pytest.raises(RuntimeError, match="early"):
-        run_here(recipe, tmp_path / "run", *QUIET)
-    with pytest.raises(CheckpointError, match="start without --resume"):
-        run_here(recipe, tmp_path / "run", *QUIET, resume=True)
+        run_here(recipe, tmp_path / "run", "train.num_rollout=4", *FINE)
+    recorder.REACTIONS.clear()
+    lines = run_here(recipe, tmp_path / "run", "train.num_rollout=4", *FINE, resume=True)
+    assert "before its first checkpoint: the run starts over" in "\n".join(lines)
+    assert same(trainer_state(tmp_path / "run", 4), trainer_state(straight[0], 4))
+    assert metric_rows(tmp_path / "run") == metric_rows(straight[0])
+
+
+def test_a_damaged_checkpoint_is_never_taken_for_no_checkpoint(recipe, tmp_path, recorder):
+    run_dir = tmp_path / "run"
+    run_here(recipe, run_dir, "train.num_rollout=1", *QUIET)
+    (run_dir / "checkpoints" / TRACKER).unlink()
+    (run_dir / "checkpoints" / "iter_0000001" / "run.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"iter_0000001 cannot be used: run\.json differs"):
+        run_here(recipe, run_dir, *QUIET, resume=True)
 
 
 def test_an_interrupted_run_says_so_to_its_hooks_and_goes_on_exactly(

@@ -6,8 +6,8 @@ import signal
 import threading
 
 import pytest
-from e2e import metric_rows, run_here, summary_of, write_recipe
-from third_party_plugins import fresh_recorder, installed
+from e2e import metric_rows, run_here, summary_of
+from third_party_plugins import fresh_recorder
 
 from drl.catalog import Catalog
 from drl.errors import ContractError, Interrupted, Problem, RecipeError
@@ -18,8 +18,8 @@ from drl.observe.directory import RunDirectory
 from drl.stages.save import damage
 from drl.types import Dropped, Prompt, Verdict
 from drl_cli.main import execute
-from drl_family_sd3.tiny import build_random
 
+STRANGERS = ("acme-recorder",)
 RECIPE_HOOKS = ["drl_default_options", "drl_check_recipe", "drl_report_header"]
 ITERATION = [
     *["drl_filter_group"] * 2,
@@ -31,28 +31,12 @@ ITERATION = [
     "drl_evaluation_finished",
 ]
 SHORT = ("train.num_rollout=1", "checkpoint.save_interval=1")
-EVERYTHING = ("train.num_steps_per_rollout=2", "checkpoint.save_interval=1", "eval.interval=1")
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """A folder with the tiny recipe, and the recorder installed beside drl's own plugins."""
-    folder = tmp_path_factory.mktemp("lab")
-    build_random(folder / "tiny-sd3", seed=0)
-    write_recipe(folder, folder / "tiny-sd3")
-    with installed(folder / "site", "acme-recorder"):
-        yield folder
-
-
-@pytest.fixture
-def recipe(lab):
-    return lab / "tiny.toml"
-
-
-@pytest.fixture
-def recorder(lab):
-    Catalog.load()
-    return fresh_recorder()
+EVERYTHING = (
+    "train.num_steps_per_rollout=2",
+    "checkpoint.save_interval=1",
+    "checkpoint.asynchronous=false",  # else a save is told of at the save point after it
+    "eval.interval=1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -272,6 +256,22 @@ def test_stop_ends_the_run_well_after_that_iteration(recipe, tmp_path, recorder,
     assert (summary["heldout"]["images"], summary["iterations"]) == (3, last)
     assert any("held-out reward" in line for line in lines)
     assert len(arguments(recorder.CALLS, "drl_evaluation_finished")) == last + 1
+
+
+def test_a_verdict_that_a_kill_came_before_ends_the_resumed_run_as_well(recipe, tmp_path, recorder):
+    sets = ("train.num_rollout=9", "checkpoint.save_interval=1", "eval.interval=1")
+
+    def die(run, report):
+        if report.rollout_id == 2:
+            raise MemoryError("as good as a kill")
+
+    recorder.REACTIONS["drl_evaluation_finished"] = die
+    with pytest.raises(MemoryError):
+        run_here(recipe, tmp_path / "run", *sets)
+    recorder.REACTIONS["drl_evaluation_finished"] = verdict_after(2, "stop")
+    run_here(recipe, tmp_path / "run", *sets, resume=True)
+    assert [row["step"] for row in metric_rows(tmp_path / "run")] == [-1, 0, 1]
+    assert (summary_of(tmp_path / "run")["iterations"], recorder.CALLS[-1][1]["error"]) == (2, None)
 
 
 def test_a_run_that_a_verdict_ended_exits_as_success_and_can_go_on(recipe, tmp_path, recorder):

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from e2e import metric_rows, run_here, summary_of, write_recipe
+from e2e import metric_rows, run_here, summary_of, trained_weights
 from safetensors.torch import load_file
-from third_party_plugins import fresh_recorder, installed
 
-from drl.catalog import Catalog
-from drl_family_sd3.tiny import build_random
-
+STRANGERS = ("acme-recorder", "acme-shuffle")
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 # A reward that is smooth in the pixels, and an Adam that is nearly linear in the gradient: neither
@@ -25,27 +22,6 @@ SMOOTH = (
     "eval.datasets=[]",
     "checkpoint.save_interval=1",
 )
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """A folder with the tiny recipe; recorder and estimator of strangers are installed."""
-    folder = tmp_path_factory.mktemp("lab")
-    build_random(folder / "tiny-sd3", seed=0)
-    write_recipe(folder, folder / "tiny-sd3")
-    with installed(folder / "site", "acme-recorder", "acme-shuffle"):
-        yield folder
-
-
-@pytest.fixture
-def recipe(lab):
-    return lab / "tiny.toml"
-
-
-@pytest.fixture
-def recorder(lab):
-    Catalog.load()
-    return fresh_recorder()
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +44,7 @@ def rollouts(recorder):
 
 def trained(run_dir):
     """Return the second adapter matrices after two iterations; they began at 0: all of it is update."""
-    folder = run_dir / "checkpoints" / "iter_0000002" / "trainer"
-    return {k: v for k, v in load_file(folder / "model.safetensors").items() if "lora_B" in k}
+    return {k: v for k, v in trained_weights(run_dir, 2).items() if "lora_B" in k}
 
 
 def rows_of(run_dir, label):

@@ -86,10 +86,28 @@ def test_there_are_as_many_lines_of_tests_as_of_code(tmp_path: Path) -> None:
     ]
 
 
-def test_contracts_are_tests_and_yet_typed(tmp_path: Path) -> None:
+def test_contracts_that_ship_are_code(tmp_path: Path) -> None:
     contract = source(tmp_path, "def work(a): ...\n" * 5, "drl/testing/contracts/loss.py")
-    assert house.line_counts([contract]) == (0, 5)
+    assert not contract.is_test
+    assert house.line_counts([contract]) == (5, 0)
     assert len(list(house.untyped([contract]))) == 5
+
+
+def test_helpers_of_tests_are_tests_and_names_that_only_look_so_are_not(tmp_path: Path) -> None:
+    helper = source(tmp_path, "def work(a): ...\n", "tests/gpu/pipelines.py")
+    named = source(tmp_path, "def work(a): ...\n", "src/testing/contest.py")
+    assert [helper.is_test, named.is_test] == [True, False]
+    assert list(house.untyped([helper])) == []
+
+
+def test_lengths_of_test_functions_stay_out_of_the_percentile(tmp_path: Path) -> None:
+    code = source(tmp_path, function_of(10) * 5)
+    tests = source(tmp_path, function_of(70) * 5, "tests/test_long.py")
+    assert house.function_p90([code, tests]) == 10
+    assert house.summary([code, tests]) == (
+        "2 files, 50 lines of code, 350 of tests; functions: 90th percentile 10, longest 70 lines"
+    )
+    assert house.function_p90([]) == 0
 
 
 def test_house_reads_the_files_of_this_tree() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from drl.errors import BrokenPlugin, ComponentConflict, ContractError, UnknownCo
 from drl.plugins import GROUP
 from drl.testing import only_plugins
 from drl.testing.distributions import MINIMAL_PLUGIN as REWARD
+from drl.testing.distributions import write_distribution
 from drl.types import Context
 
 MakePlugin = Callable[..., EntryPoint]
@@ -305,3 +307,69 @@ def test_nearest_name(given: str, meant: str | None) -> None:
 def test_every_builtin_and_member_is_loaded_through_entry_points() -> None:
     assert Catalog.load(installed=[]).entries() == []
     assert len(entry_points(group=GROUP)) >= len(Catalog.load().distributions)
+
+
+def test_what_a_class_lacks_is_listed_in_order(make_plugin: MakePlugin) -> None:
+    source = "from drl.api import DataSource\nclass Tone(DataSource):\n    pass\n"
+    body = offering("data_sources", "tone").replace("tone.reward:", "tone.source:")
+    files = {"tone/__init__.py": "", "tone/source.py": source}
+    catalog = Catalog.load(installed=[make_plugin("acme-tone", body, files=files)])
+    with pytest.raises(ContractError) as refusal:
+        catalog.component_class("data_source", "tone")
+    lacks = str(refusal.value).partition(" lacks ")[2].split(", ")
+    assert len(lacks) > 2
+    assert lacks == sorted(lacks)
+
+
+def test_distributions_are_listed_once_each(make_plugin: MakePlugin) -> None:
+    points = [make_plugin("acme-b", REWARD, version="2"), make_plugin("acme-a", "DRL_API = (1, 0)")]
+    first = points[0]
+    twice = EntryPoint(name="again", value="acme_a.plugin", group=GROUP)
+    assert first.dist is not None
+    catalog = Catalog.load(installed=[*points, twice._for(points[1].dist)])  # type: ignore[attr-defined]
+    assert catalog.distributions == [("acme-a", "1.0"), ("acme-b", "2")]
+
+
+def test_names_of_another_kind_are_no_suggestion_with_a_package() -> None:
+    with only_plugins("drl-core") as catalog, pytest.raises(UnknownComponent) as refusal:
+        catalog.find("loss", "jpeg")  # a reward
+    assert "pip install" not in str(refusal.value)
+    assert "installed: none" in str(refusal.value)
+
+
+def test_a_name_that_is_installed_is_suggested_without_a_package(catalog: Catalog) -> None:
+    with pytest.raises(UnknownComponent) as refusal:
+        catalog.find("reward", "jpge")
+    lines = str(refusal.value).splitlines()
+    assert lines[1].strip() == "did you mean 'jpeg'?"
+    assert lines[2].strip().startswith("installed: ")
+    assert lines[2].strip().removeprefix("installed: ").split(", ") == catalog.names("reward")
+
+
+def test_of_two_known_owners_the_other_one_is_to_be_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [
+        write_distribution(
+            tmp_path,
+            f"drl-reward-{name}",
+            {f"acme_known_{name}.py": REWARD.replace("tone", "jpeg")},
+            entry_point=f"acme_known_{name}",
+        )
+        for name in ("jpeg", "ocr")
+    ]
+    catalog = Catalog.load(installed=points)
+    with pytest.raises(ComponentConflict) as conflict:
+        catalog.find("reward", "jpeg")
+    assert str(conflict.value) == (
+        "reward 'jpeg' is offered by drl-reward-jpeg 1.0 and by drl-reward-ocr 1.0; "
+        "switch one off: --without drl-reward-ocr"
+    )
+
+
+def test_questions_to_plugins_keep_the_owner_of_each_answer(make_plugin: MakePlugin) -> None:
+    body = "\n@hookimpl\ndef drl_report_header(recipe):\n    return {0}\n"
+    silent, loud = REWARD + body.format("None"), REWARD.replace("tone", "loud") + body.format("[1]")
+    catalog = Catalog.load(installed=[make_plugin("acme-a", silent), make_plugin("acme-b", loud)])
+    assert catalog.ask("drl_report_header", {"recipe": None}) == [("acme-b", [1])]

@@ -219,3 +219,54 @@ def test_an_error_while_asking_names_the_plugin(make_plugin: MakePlugin) -> None
 
 def test_a_failure_without_text_still_has_a_reason(make_plugin: MakePlugin) -> None:
     assert reasons(make_plugin("acme-tone", "raise ValueError")) == ["ValueError"]
+
+
+def test_the_order_of_installation_changes_nothing(make_plugin: MakePlugin) -> None:
+    header = REWARD + "\n@hookimpl\ndef drl_report_header(recipe): return ['{0}']\n"
+    points = [
+        make_plugin(f"acme-{name}", header.format(name).replace("'tone'", f"'tone_{name}'"))
+        for name in "cab"
+    ]
+    found = [load_plugins(installed=order) for order in (points, points[::-1], sorted(points))]
+    for plugins in found:
+        assert [entry.distribution for entry in plugins.entries] == ["acme-a", "acme-b", "acme-c"]
+        answers = plugins.ask("drl_report_header", {"recipe": None})
+        assert answers == [("acme-a", ["a"]), ("acme-b", ["b"]), ("acme-c", ["c"])]
+        assert list(plugins.owners) == ["acme-a:acme-a", "acme-b:acme-b", "acme-c:acme-c"]
+
+
+@pytest.mark.parametrize(
+    "listed", ["acme-tone,", " ,Acme_Tone , ", "other,acme.tone", ",,acme-tone"]
+)
+def test_the_variable_is_a_list_with_blanks_and_strangers(
+    make_plugin: MakePlugin, monkeypatch: pytest.MonkeyPatch, listed: str
+) -> None:
+    monkeypatch.setenv("DRL_PLUGINS_OFF", listed)
+    plugins = load_plugins(installed=[make_plugin("acme-tone", REWARD)])
+    assert (plugins.entries, plugins.off) == ([], ("acme-tone",))
+
+
+@pytest.mark.parametrize("listed", ["", " ", ",", "acme"])
+def test_a_list_that_names_nothing_switches_nothing_off(
+    make_plugin: MakePlugin, monkeypatch: pytest.MonkeyPatch, listed: str
+) -> None:
+    monkeypatch.setenv("DRL_PLUGINS_OFF", listed)
+    plugins = load_plugins(off=["", ""], installed=[make_plugin("acme-tone", REWARD)])
+    assert (len(plugins.entries), plugins.off) == (1, ())
+
+
+@pytest.mark.parametrize("stated", ["(1, '0')", "('1', 0)", "(1, 0, 0)", "[1, 0]", "(1.0, 0)"])
+def test_an_api_version_is_two_whole_numbers(make_plugin: MakePlugin, stated: str) -> None:
+    (reason,) = reasons(make_plugin("acme-tone", REWARD.replace("(1, 0)", stated)))
+    assert f"has DRL_API = {stated}; write it as  DRL_API = (1, 0)" in reason
+
+
+def test_a_reason_is_the_first_line_that_says_something(make_plugin: MakePlugin) -> None:
+    body = "raise ImportError('\\n\\n  no driver found\\n  install one\\n')"
+    assert reasons(make_plugin("acme-tone", body)) == ["ImportError: no driver found"]
+
+
+def test_a_function_that_is_only_imported_is_no_forgotten_hook(make_plugin: MakePlugin) -> None:
+    files = {"acme_tone/other.py": "def drl_report_header(recipe): return 'x'\n"}
+    body = REWARD + "\nfrom acme_tone.other import drl_report_header\n"
+    assert reasons(make_plugin("acme-tone", body, files=files)) == []

@@ -12,8 +12,6 @@ from e2e import write_recipe
 from gpu.facts import FACTS_VARIABLE, record
 from gpu.runs import free
 
-from drl_family_sd3.tiny import build_random
-
 DEVICE = os.environ.get("DRL_GPU_TEST_DEVICE", "cuda")
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
@@ -24,14 +22,6 @@ def device() -> str:
     if DEVICE.startswith("cuda") and not torch.cuda.is_available():
         pytest.skip("no CUDA device is visible; DRL_GPU_TEST_DEVICE=cpu runs this on the CPU")
     return DEVICE
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny pipeline with random weights."""
-    folder = tmp_path_factory.mktemp("pipeline") / "tiny-sd3"
-    build_random(folder, seed=0)
-    return folder
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from e2e import metric_rows
-from safetensors.torch import load_file
 from torch import Tensor
 
 from drl.api import Pair, Predictions, Rollout, Shard
@@ -18,7 +17,7 @@ from drl.assemble import assemble
 from drl.catalog import Catalog
 from drl.cluster.background import Background
 from drl.config import load_recipe
-from drl.launch import close, start
+from drl.launch import Start, close, start
 from drl.observe.directory import RunDirectory
 from drl.run import Run
 from drl.stages.advantage import estimate
@@ -39,7 +38,7 @@ def open_run(recipe: Path, run_dir: Path, *sets: str) -> Iterator[Run]:
     with RunDirectory.create_at(run_dir) as directory:
         try:
             run = assemble(loaded, catalog, directory, background)
-            start(run, resume=False)
+            start(run, Start(), print)
             yield run
         finally:
             if run is not None:
@@ -93,12 +92,6 @@ def size_spread(run: Run, pairs: Sequence[Pair], sizes: Sequence[int]) -> dict[i
     """Return, per micro-batch size, the largest distance from the log-probs at the first size."""
     first = log_probs(run, pairs, sizes[0])
     return {size: (log_probs(run, pairs, size) - first).abs().max().item() for size in sizes}
-
-
-def trained_state(run_dir: Path, iteration: int) -> dict[str, Tensor]:
-    """Return parameters and optimizer state of a checkpoint."""
-    folder = run_dir / "checkpoints" / f"iter_{iteration:07d}" / "trainer"
-    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
 
 
 def difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> str:

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from e2e import metric_rows, run_here, start_run
+from e2e import metric_rows, run_here, set_words, start_run, trainer_state
 from gpu.facts import record
-from gpu.runs import deterministic, difference, first_difference, open_run, roll_out, trained_state
+from gpu.runs import deterministic, difference, first_difference, open_run, roll_out
 
 pytestmark = pytest.mark.gpu
 
@@ -24,7 +24,7 @@ def why(recipe: Path, folder: Path, left: Path, right: Path, *sets: str) -> str:
                 run_here(recipe, folder / name, *sets)
     except RuntimeError as error:
         return f"{found}; with deterministic kernels: {str(error).splitlines()[0][:200]}"
-    again = difference(trained_state(folder / "c", 2), trained_state(folder / "d", 2))
+    again = difference(trainer_state(folder / "c", 2), trainer_state(folder / "d", 2))
     return f"{found}; with deterministic kernels: {again}"
 
 
@@ -41,7 +41,7 @@ def test_the_same_seed_twice_gives_the_same_bits(
     )
     for name in ("a", "b"):
         run_here(recipe, tmp_path / name, *sets)
-    found = difference(trained_state(tmp_path / "a", 2), trained_state(tmp_path / "b", 2))
+    found = difference(trainer_state(tmp_path / "a", 2), trainer_state(tmp_path / "b", 2))
     if found != "equal":
         found += "; " + why(recipe, tmp_path, tmp_path / "a", tmp_path / "b", *sets)
     record("same seed twice", **{f"{dtype}, noise from {generator}": found})
@@ -78,8 +78,7 @@ def test_a_device_with_a_number_is_the_same_device(
 
 def killed_after(recipe: Path, run_dir: Path, rows: int, *sets: str) -> None:
     """Start a run in a process of its own and kill it once its metrics have that many rows."""
-    arguments = [word for setting in sets for word in ("--set", setting)]
-    process = start_run(recipe, run_dir, *arguments)
+    process = start_run(recipe, run_dir, *set_words(sets))
     metrics = run_dir / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.is_file() and len(metrics.read_text().splitlines()) >= rows):
@@ -100,7 +99,7 @@ def test_a_killed_run_that_is_resumed_is_as_equal_as_a_run_that_is_repeated(
     run_here(recipe, tmp_path / "killed", *sets, resume=True)
     for name in ("straight", "repeated"):
         run_here(recipe, tmp_path / name, *sets)
-    states = {n: trained_state(tmp_path / n, 6) for n in ("killed", "straight", "repeated")}
+    states = {n: trainer_state(tmp_path / n, 6) for n in ("killed", "straight", "repeated")}
     resumed = difference(states["killed"], states["straight"])
     repeated = difference(states["repeated"], states["straight"])
     record("kill -9 and resume", resumed=resumed, repeated=repeated)

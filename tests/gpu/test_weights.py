@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from drl.config.machine import detect
 from drl.interfaces.family import WeightSource
 from drl.loop import train
-from drl.lora import load_peft, merge_delta
-from drl.lora.inject import lora_layers
+from drl.lora import AdapterTensors, adapters, load_peft, lora_layers, merge_delta
 from drl.run import Run
 
 pytestmark = pytest.mark.gpu
@@ -70,23 +69,26 @@ def test_the_engine_holds_the_cpus_merge_up_to_one_rounding(
     with open_run(recipe, tmp_path / "run", *sets) as run:
         train(run)
         held = dict(engine_model(run).named_parameters())
-        layers = lora_layers(run.components["transformer"].module)
-        counts = [_compare(held[f"{name}.weight"], layer) for name, layer in layers.items()]
+        module = run.components["transformer"].module
+        bases = {name: layer.base_layer.weight for name, layer in lora_layers(module).items()}
+        counts = [
+            _compare(held[f"{name}.weight"], bases[name], pair)
+            for name, pair in adapters(module).items()
+        ]
     unequal, moved, total = (sum(column) for column in zip(*counts, strict=True))
     record("merge in the engine", **{f"{weights} weights": f"{unequal} of {total} differ"})
     assert moved > total / 2, "the adapters do not show"
     assert unequal <= total * (1 if weights == "fp32" else 0.01)
 
 
-def _compare(held: Tensor, layer: Any) -> tuple[int, int, int]:
+def _compare(held: Tensor, weight: Tensor, pair: AdapterTensors) -> tuple[int, int, int]:
     """Count the elements that differ from the CPU's merge, that the adapter moved, and all.
 
     No element may be further away than one rounding to bf16; in float32 the order of a sum shows too.
     """
     roundings = 1 if held.dtype == torch.bfloat16 else 4
-    base = layer.base_layer.weight.detach().to(held.dtype).cpu()
-    down, up = layer.down.detach().cpu(), layer.up.detach().cpu()
-    expected = merge_delta(base, down, up, layer.scale)
+    base = weight.detach().to(held.dtype).cpu()
+    expected = merge_delta(base, pair.A.detach().cpu(), pair.B.detach().cpu(), pair.scale)
     ours = held.detach().cpu()
     largest = torch.maximum(expected.abs(), base.abs()).float().clamp(min=0.1)
     allowed = roundings * torch.finfo(held.dtype).eps * largest

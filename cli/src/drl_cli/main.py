@@ -23,6 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("drl_cli.config:config", "Check, show and explain recipes."),
     "plugins": ("drl_cli.plugins:plugins", "List and examine what the installed plugins offer."),
     "report": ("drl_cli.report:report", "Write the report of a run directory again."),
+    "checkpoints": ("drl_cli.checkpoints:checkpoints", "List the checkpoints of a run."),
+    "export": ("drl_cli.export:export", "Write trained weights in the format of another tool."),
+    "adapters": ("drl_cli.adapters:adapters", "Look at, check, compare and combine adapters."),
+    "sample": ("drl_cli.sample:sample", "Generate pictures from fixed seeds."),
 }
 """Import path and help line by name, so that ``drl --help`` imports no command."""
 

@@ -112,6 +112,17 @@ class NonFiniteError(DrlError, ArithmeticError):
     """Too many steps in a row had a non-finite loss or gradient."""
 
 
+class RankError(DrlError, RuntimeError):
+    """A rank of the trainer failed or died, and the others were ended; shows that rank's own words."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        self.exit_code = exit_code
+        super().__init__(message, exit_code)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class RewardError(DrlError, RuntimeError):
     """A reward failed, or a whole rollout has no valid score."""
 

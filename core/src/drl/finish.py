@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors.torch import save_file
-
-from drl.lora import to_plain_name
 from drl.observe.metrics import read_metrics
 from drl.observe.report import write_report
 from drl.observe.summary import (
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
 def finish(run: Run) -> list[str]:
     """Write what a finished run leaves behind; return the closing lines."""
     run.save_adapter()
-    weights = save_full_weights(run)
+    weights = run.trainer.write_weights(run.directory.path / "model")
     summary = summarize(run)
     write_summary(run.directory, summary)
     report = write_report(run.directory.path)
@@ -46,22 +42,6 @@ def finish(run: Run) -> list[str]:
     if run.directory.adapter.is_dir():
         lines.append(f"adapter  {run.directory.adapter}")
     return [*lines, *(f"weights  {path}" for path in weights)]
-
-
-def save_full_weights(run: Run) -> list[Path]:
-    """Write the weights of fully trained components as one safetensors file each."""
-    written = []
-    for name, component in run.components.items():
-        if component.lora is None:
-            file = run.directory.path / "model" / f"{name}.safetensors"
-            file.parent.mkdir(exist_ok=True)
-            tensors = {
-                to_plain_name(key): value.detach().cpu().contiguous()
-                for key, value in component.module.state_dict().items()
-            }
-            save_file(tensors, file)
-            written.append(file)
-    return written
 
 
 def summarize(run: Run) -> Summary:
@@ -98,6 +78,8 @@ def heldout(run: Run, suffix: str) -> Heldout | None:
         return None
     sampling = training_sampling(run.recipe) if suffix else evaluation_sampling(run.recipe)
     sentence = sampler_sentence(sampling, {sample.seed for sample in after})
+    if run.recipe.ema.rollout_policy == "ema":
+        sentence += ", moving average of the weights"
     return compare(before, after, sampler=sentence)
 
 

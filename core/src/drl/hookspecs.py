@@ -229,7 +229,11 @@ def drl_save_state(run: Run) -> Mapping[str, object] | None:
 
 @hookspec
 def drl_checkpoint_saved(run: Run, path: Path) -> None:
-    """Know that a checkpoint is complete at ``path``, after its atomic rename."""
+    """Know that a checkpoint is complete at ``path``, after its atomic rename.
+
+    Called by the loop, not by the thread that writes: with ``checkpoint.asynchronous`` at the first save
+    point (one per iteration, and the end) at which the save is found finished.
+    """
 
 
 @hookspec(firstresult=True)

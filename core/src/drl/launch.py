@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drl.checkpoint.differences import differences, flat, table
+from drl.checkpoint.folders import TRACKER
 from drl.config import load_recipe
+from drl.config.explain import explain
 from drl.config.render import warning_lines
-from drl.errors import BadInput, CheckpointError, RunDirectoryError
+from drl.errors import BadInput, CheckpointError, DrlError, RunDirectoryError
 from drl.interfaces.logger import RunFacts
+from drl.model.describe import trainer_lines
 from drl.observe.directory import RunDirectory, is_run_directory
 from drl.observe.files import write_json_atomic, write_text_atomic
 from drl.observe.versions import versions
 from drl.stages.pairs import batch_plan
-from drl.stages.save import TRACKER
 
 if TYPE_CHECKING:
     from drl.catalog import Catalog
@@ -23,8 +28,8 @@ if TYPE_CHECKING:
 
 Echo = Callable[[str], None]
 
-MAY_CHANGE = ("run.", "logging.", "checkpoint.", "eval.", "train.num_rollout", "cluster.")
-"""Options that a resumed run may have changed: they do not change what an iteration computes."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a system says when a disk, a quota or a limit on files leaves no room."""
 
 
 def run_recipe(
@@ -34,11 +39,16 @@ def run_recipe(
     override: Path | None = None,
     run_dir: Path | None = None,
     resume: bool = False,
+    allow_changed: Sequence[str] = (),
+    trust_checkpoint: bool = False,
     dry_run: bool = False,
     catalog: Catalog,
     echo: Echo = print,
 ) -> Path | None:
     """Run a recipe and return its run directory; None after a dry run.
+
+    ``allow_changed``: options in which a resumed run's recipe may differ although an iteration depends on
+    them. ``trust_checkpoint``: run whatever the metadata of a checkpoint names.
 
     Raises BadInput (exit code 2) before anything was written, other DrlErrors for failed runs.
     """
@@ -47,16 +57,40 @@ def run_recipe(
         echo(line)
     if dry_run:
         return None
+    for key in allow_changed:
+        explain(key, catalog)  # BadInput for an option that nobody knows
     check_checkpoint_folder(recipe, resume=resume)
+    start = Start(resume=resume, load=loaded(recipe, resume=resume), trust=trust_checkpoint)
     directory = find_directory(recipe, run_dir, resume=resume)
     with directory:
         if resume:
-            check_same_recipe(recipe, directory, catalog)
+            check_same_recipe(recipe, directory, catalog, allow_changed, echo)
         write_text_atomic(directory.recipe, recipe.to_toml())
         write_plugins(recipe, directory, catalog)
         echo(f"run directory {directory.path}   seed {recipe.train.seed}")
-        execute(recipe, catalog, directory, resume=resume, echo=echo)
+        execute(recipe, catalog, directory, start, echo=echo)
     return directory.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run starts: at its own newest checkpoint, at another run's (``load``), or at the beginning."""
+
+    resume: bool = False
+    load: Path | None = None
+    trust: bool = False
+
+
+def loaded(recipe: Any, *, resume: bool) -> Path | None:
+    """Return the whole checkpoint that a new run starts from; a resumed one has its own."""
+    from drl.checkpoint.load import check_loadable, find_checkpoint
+
+    chosen, step = recipe.checkpoint.load, recipe.checkpoint.step
+    if chosen is None or resume:
+        return None
+    folder = find_checkpoint(chosen, step)
+    check_loadable(folder, recipe)
+    return folder
 
 
 def header(recipe: Any, catalog: Catalog) -> list[str]:
@@ -68,7 +102,7 @@ def header(recipe: Any, catalog: Catalog) -> list[str]:
         parts += [recipe.rollout.engine, recipe.sde.type, *rewards]
     mode = f"LoRA rank {recipe.lora.rank}" if recipe.lora.enabled else "full weights"
     lines.append(f"{recipe.run.name}: {' + '.join(map(str, parts))}, {mode}")
-    lines += [f"  {line}" for line in batch_plan(recipe).lines()]
+    lines += [f"  {line}" for line in [*batch_plan(recipe).lines(), *trainer_lines(recipe)]]
     lines.append(
         f"  {recipe.train.num_rollout} iterations on {recipe.cluster.device} "
         f"in {recipe.train.forward_dtype}"
@@ -108,37 +142,36 @@ def check_checkpoint_folder(recipe: Any, *, resume: bool) -> None:
         )
 
 
-def check_same_recipe(recipe: Any, directory: RunDirectory, catalog: Catalog) -> None:
-    """Refuse to resume under a recipe that would compute something else."""
+def check_same_recipe(
+    recipe: Any,
+    directory: RunDirectory,
+    catalog: Catalog,
+    allow_changed: Sequence[str],
+    echo: Echo,
+) -> None:
+    """Show what differs from the run's recipe; refuse what would compute something else unless allowed."""
     if not directory.recipe.is_file():
+        if not directory.metrics.exists():
+            return  # killed before anything was begun
         raise CheckpointError(f"{directory.path} has no recipe.toml; it cannot be resumed")
     before = flat(load_recipe(directory.recipe, catalog=catalog).resolved())
-    now = flat(recipe.resolved())
-    free: tuple[str, ...] = MAY_CHANGE
+    free = []
     if recipe.optimizer.lr_decay_style == "constant" and not recipe.optimizer.lr_warmup_fraction:
-        free = (*free, "optimizer.lr_decay_iters")  # derived from num_rollout, and without effect
-    changed = [
-        f"  {key}: was {before.get(key)!r}, is {now.get(key)!r}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith(free)
-    ]
-    if changed:
+        free = ["optimizer.lr_decay_iters"]  # derived from num_rollout, and without effect
+    found = differences(before, flat(recipe.resolved()), free)
+    refused = [one.key for one in found if one.matters and one.key not in allow_changed]
+    lines = [f"  {line}" for line in table(found, allow_changed)]
+    if refused:
+        allow = " ".join(f"--allow-changed {key}" for key in refused)
         raise BadInput(
             f"{directory.path} was made by another recipe:\n"
-            + "\n".join(changed)
-            + "\nresume with the same recipe, or start a new run"
+            + "\n".join(lines)
+            + f"\nresume with the same recipe, start a new run, or let it through: {allow}"
         )
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as one table of dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
+    if found:
+        echo("changed since the run was last started:")
+        for line in lines:
+            echo(line)
 
 
 def write_plugins(recipe: Any, directory: RunDirectory, catalog: Catalog) -> None:
@@ -172,7 +205,7 @@ def chosen_components(recipe: Any) -> list[tuple[str, str]]:
 
 
 def execute(
-    recipe: Any, catalog: Catalog, directory: RunDirectory, *, resume: bool, echo: Echo
+    recipe: Any, catalog: Catalog, directory: RunDirectory, where: Start, *, echo: Echo
 ) -> None:
     """Build, start, train, and always close; hooks hear of the end whatever it was."""
     from drl.assemble import assemble
@@ -185,10 +218,17 @@ def execute(
     with closing(Background()) as background:
         try:
             run = assemble(recipe, catalog, directory, background)
-            start(run, resume=resume)
+            start(run, where, echo)
             train(run)
             for line in finish(run):
                 echo(line)
+        except OSError as caught:
+            error = caught
+            if caught.errno in FULL:
+                raise DrlError(
+                    f"the disk is full: {caught}\nmake room there, then go on with --resume"
+                ) from caught
+            raise
         except BaseException as caught:
             error = caught
             raise
@@ -197,15 +237,14 @@ def execute(
                 close(run, error)
 
 
-def start(run: Run, *, resume: bool) -> None:
+def start(run: Run, where: Start, echo: Echo) -> None:
     """Tell plugins, restore a checkpoint, start engine and rewards, open loggers, take over Ctrl-C."""
     from drl.assemble import launch_of
-    from drl.stages.save import latest, read_run_state
 
     run.hooks.drl_run_started(run=run)
-    if resume:
-        folder = latest(run.checkpoints)
-        run.restore(folder, read_run_state(folder))
+    restore(run, where)
+    for remark in run.remarks:
+        echo(remark)
     run.background.run(run.rewards.start())
     run.background.run(run.rewards.check_golden())
     if run.engines is not None:
@@ -225,13 +264,45 @@ def start(run: Run, *, resume: bool) -> None:
     run.phases.start()  # what came so far belongs to no iteration
 
 
+def restore(run: Run, where: Start) -> None:
+    """Bring a run to where it starts."""
+    from drl.checkpoint.load import load_options, newest
+    from drl.stages.save import read_run_state, tidy
+
+    options = load_options(run.recipe, loads=where.load is not None, trust=where.trust)
+    if where.load is not None:
+        run.start_from(where.load, read_run_state(where.load), options)
+        run.remarks.append(f"starts from {where.load}, after iteration {run.first_rollout}")
+        return
+    folder = newest(run.checkpoints) if where.resume else None
+    if folder is not None:
+        run.restore(folder, read_run_state(folder), options)
+        tidy(run)
+    elif where.resume:
+        run.remarks.append("it was stopped before its first checkpoint: the run starts over")
+
+
+def end_saving(run: Run, error: BaseException | None) -> None:
+    """Wait for the save that is under way: what made the run end does not cost its last checkpoint."""
+    from drl.stages.save import settle
+
+    try:
+        settle(run, wait=True)
+    except DrlError as failure:
+        if error is None or isinstance(error, OSError):  # of the same full disk
+            raise
+        run.event(str(failure))
+
+
 def close(run: Run, error: BaseException | None) -> None:
     """Close everything that was started; a second failure never hides the first."""
     run.stop.uninstall()
     steps: list[Callable[[], object]] = [
+        lambda: end_saving(run, error),
         lambda: run.hooks.drl_run_finished(run=run, error=error),
         *(logger.close for logger in run.loggers),
         lambda: run.background.run(run.rewards.close()),
+        run.trainer.close,
     ]
     if run.engines is not None:
         steps.append(run.engines.close)
@@ -241,5 +312,5 @@ def close(run: Run, error: BaseException | None) -> None:
             step()
         except Exception as failure:  # whatever it is, the rest must be closed too
             failures.append(failure)
-    if failures and error is None:
-        raise failures[0]
+    if failures and (error is None or isinstance(error, OSError)):
+        raise failures[0] from error

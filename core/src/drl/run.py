@@ -13,17 +13,19 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from drl.errors import CheckpointError, ContractError, Interrupted
+from drl.checkpoint.adapters import write_adapters
+from drl.checkpoint.saver import Saver
+from drl.checkpoint.state import RESUME, RestoreOptions
+from drl.errors import CheckpointError, ContractError, DataError, Interrupted
 from drl.interfaces.family import Family, Pipeline
 from drl.interfaces.loss import Loss
-from drl.lora import save_peft
 from drl.observe.files import read_json_lines, write_json_atomic
 from drl.observe.summary import parity_metrics
 from drl.stages.advantage import reward_metrics
 from drl.stages.evaluate import BEFORE, EvaluationSet, evaluate_if_due, evaluation_rows
+from drl.stages.figures import alarms, training_figures
 from drl.stages.reward import weighted_sum
-from drl.stages.save import keep_checkpoint, save_unless_saved
-from drl.stages.step import mean_of
+from drl.stages.save import finish_saving, keep_checkpoint, keep_if_best, save_unless_saved
 from drl.stages.sync import SyncLog
 from drl.types import (
     Advantages,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from drl.catalog import Catalog
     from drl.cluster.background import Background
     from drl.cluster.engines import InlineEngines
+    from drl.cluster.ranks import RankedTrainer
     from drl.cluster.rewards import InlineRewards
     from drl.interfaces.advantage import AdvantageEstimator
     from drl.interfaces.data import DataSource
@@ -114,7 +117,7 @@ class Run:
     pipeline: Pipeline | None
     loss: Loss
     components: Mapping[str, Component]
-    trainer: Trainer
+    trainer: Trainer | RankedTrainer
     source: DataSource
     engines: InlineEngines | None
     rewards: InlineRewards
@@ -137,6 +140,8 @@ class Run:
     current: int = 0
     owed: Mapping[str, float] | None = None
     saved: int = -1
+    saver: Saver = field(default_factory=Saver)
+    remarks: list[str] = field(default_factory=list)
     ending: str = ""
 
     @property
@@ -157,14 +162,18 @@ class Run:
 
     def rollout_ids(self) -> Iterator[int]:
         """Yield the iterations to do; ends early when the user or a verdict asked for it."""
+        if self.owed is not None and self.ending:
+            return  # the verdict on the iteration that a kill had left without its evaluation
         for rollout_id in range(self.first_rollout, self.recipe.train.num_rollout):
             self.current = rollout_id
             self.row, self.steps = {}, []
             yield rollout_id
             if self.is_last(rollout_id):
+                finish_saving(self)
                 return
             if self.stop.asked:
                 save_unless_saved(self, rollout_id)  # asked after this iteration's turn to save
+                finish_saving(self)
                 raise Interrupted(
                     f"stopped by {self.stop.reason} after iteration {rollout_id + 1}; everything is saved\n"
                     f"go on with: drl run RECIPE --resume --run-dir {self.directory.path}"
@@ -227,14 +236,10 @@ class Run:
     ) -> None:
         """Put the figures of a trained iteration into its row; the checkpoint keeps them too."""
         row = self.row
-        row |= mean_of([{**r.metrics} for r in self.steps])
-        row |= step_metrics(self.steps)
+        row |= training_figures(self.steps)
         row |= reward_metrics(rollout)
-        if row.get("rollout/identical_samples"):
-            self.event(
-                f"alarm: {row['rollout/identical_samples']:.0f} samples are identical to another of their "
-                "group; their noise did not differ"
-            )
+        for line in alarms(row):
+            self.event(line)
         if advantages is not None:
             row |= advantages.statistics
         if self.parity is not None and rollout_id == self.first_rollout:
@@ -290,6 +295,7 @@ class Run:
             },
         )
         save_pictures(self.directory, label, report.samples)
+        keep_if_best(self, report.rollout_id, figures)
 
     @property
     def evaluations(self) -> Path:
@@ -307,37 +313,51 @@ class Run:
             "rollout_id": rollout_id,
             "next_rollout_id": rollout_id + 1,
             "counters": asdict(self.counters),
+            "data_source": self.recipe.data.source,
             "data": self.source.state(),
             "plugins": dict(saved),
             "row": finite(self.row),
         }
 
-    def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Go to the position of a checkpoint; the next iteration is the one after it."""
-        first = self.trainer.restore(folder / "trainer")
-        if first != state["next_rollout_id"]:
-            raise CheckpointError(f"{folder}: trainer and run disagree on the next iteration")
-        self.first_rollout = first
-        self.counters = Counters(**state["counters"])
+    def restore(
+        self, folder: Path, state: Mapping[str, Any], options: RestoreOptions = RESUME
+    ) -> None:
+        """Go to the position of a checkpoint of this run; the next iteration is the one after it."""
+        self._go_to(folder, state, options)
         self.source.restore(state["data"])
-        if not is_logged(self.directory, first - 1):
+        self.saved = self.first_rollout - 1
+        if not is_logged(self.directory, self.first_rollout - 1):
             self.owed = state["row"]
         self.hooks.drl_restore_state(run=self, state=state["plugins"])
 
+    def start_from(self, folder: Path, state: Mapping[str, Any], options: RestoreOptions) -> None:
+        """Start a new run at the position of another run's checkpoint; other data begin anew."""
+        self._go_to(folder, state, options)
+        source = self.recipe.data.source
+        try:
+            if state["data_source"] != source:
+                raise DataError(f"data.source was '{state['data_source']}' and is '{source}'")
+            self.source.restore(state["data"])
+        except DataError as error:
+            reason = str(error).splitlines()[0]
+            self.remarks.append(f"the data begin anew, not where the checkpoint was: {reason}")
+        self.hooks.drl_restore_state(run=self, state=state["plugins"])
+
+    def _go_to(self, folder: Path, state: Mapping[str, Any], options: RestoreOptions) -> None:
+        first = self.trainer.restore(folder, options)
+        if first != state["next_rollout_id"]:
+            raise CheckpointError(f"{folder}: trainer and run disagree on the next iteration")
+        self.first_rollout = first
+        self.remarks += self.trainer.remarks
+        self.counters = Counters(**state["counters"])
+
     def save_adapter(self) -> None:
-        """Write the adapters in PEFT and diffusers form; several components get a folder each."""
-        for name, component in self.components.items():
-            if component.lora is None:
-                continue
-            several = len(self.components) > 1
-            target = self.directory.adapter / name if several else self.directory.adapter
-            save_peft(
-                component.module,
-                target,
-                component.lora,
-                base_model=self.recipe.model.checkpoint,
-                component=name,
-            )
+        """Write the adapters in PEFT and diffusers form and load them; several components get a folder each."""
+        write_adapters(
+            self.trainer.adapters(),
+            self.directory.adapter,
+            base_model=self.recipe.model.checkpoint,
+        )
 
 
 def check_json(distribution: str, state: object) -> None:
@@ -361,18 +381,6 @@ def is_logged(directory: RunDirectory, rollout_id: int) -> bool:
         return True
     rows, _ = read_json_lines(directory.metrics)
     return any(row.get("step") == rollout_id for row in rows)
-
-
-def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:
-    """Return the figures that name their inner update, and how many steps were skipped."""
-    values = {"train/skipped_steps": float(sum(step.skipped is not None for step in steps))}
-    for number, step in enumerate(steps):
-        for name in ("ratio_mean", "ratio_abs_minus_1"):
-            if f"train/{name}" in step.metrics:
-                values[f"train/{name}_update_{number}"] = step.metrics[f"train/{name}"]
-    if steps:
-        values["train/step"] = float(steps[-1].global_step)
-    return values
 
 
 def save_pictures(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drl.builtin.advantage_grpo import Grpo
 from drl.builtin.config_advantages import GrpoOptions
@@ -188,3 +191,61 @@ def test_a_rollout_without_a_valid_reward_reports_no_average() -> None:
 def test_a_negative_mean_near_zero_shares_the_key_of_zero() -> None:
     figures = of_groups([-0.01, -0.01, 0.01, 0.01], 2).statistics
     assert figures["rollout/zero_std/count_0.0"] == 2.0
+
+
+rewards_of_groups = st.lists(
+    st.lists(st.integers(-8, 8).map(lambda n: n / 4) | st.none(), min_size=1, max_size=5),
+    min_size=1,
+    max_size=4,
+)
+
+
+def by_hand(
+    groups: list[list[float | None]], *, global_mean: bool, global_std: bool, normalize: bool
+) -> list[float]:
+    """The definition in plain Python: mean, unbiased deviation, 1e-4, and where there is no spread."""
+    known = [[reward for reward in group if reward is not None] for group in groups]
+    everything = [reward for group in known for reward in group]
+    companies = any(len(group) > 1 for group in groups)
+    found = []
+    for group, scores in zip(groups, known, strict=True):
+        centre = everything if global_mean else scores
+        spread = everything if global_std else scores
+        deviation = statistics.stdev(spread) if len(spread) > 1 else 0.0
+        for reward in group:
+            if reward is None:
+                found.append(0.0)
+                continue
+            value = reward - statistics.fmean(centre)
+            if normalize and companies:
+                value = value / (deviation + 1e-4) if deviation > 1e-6 else 0.0
+            found.append(value)
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(rewards_of_groups, st.booleans(), st.booleans(), st.booleans())
+def test_every_switch_is_its_definition_on_uneven_groups(
+    groups: list[list[float | None]], mean: bool, std: bool, normalize: bool
+) -> None:
+    flat = [NAN if reward is None else reward for group in groups for reward in group]
+    ids = [7 * place for place, group in enumerate(groups) for _ in group]
+    switches = {"globalize_mean": mean, "globalize_std": std, "std_normalization": normalize}
+    found = grpo(**switches).advantages(grouped(flat, ids))
+    expected = by_hand(groups, global_mean=mean, global_std=std, normalize=normalize)
+    assert found.values.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_the_key_of_a_group_without_spread_is_its_mean_to_one_digit() -> None:
+    figures = of_groups([0.26, 0.26, 0.34, 0.34, 1.0, 1.0, 0.0, 1.0], 2).statistics
+    assert figures["rollout/zero_std/count_0.3"] == 2.0
+    assert figures["rollout/zero_std/count_1.0"] == 1.0
+    assert figures["rollout/informative_groups"] == 0.25
+    single = grpo().advantages(grouped([5.0, 1.0, 2.0], [0, 1, 1])).statistics
+    assert not [key for key in single if "zero_std" in key]  # one sample has no spread to lack
+
+
+def test_informative_groups_are_a_share_of_all_groups_failed_ones_too() -> None:
+    figures = grpo().advantages(grouped([0.0, 1.0, NAN, NAN], [0, 0, 1, 1])).statistics
+    assert figures["rollout/informative_groups"] == 0.5
+    assert figures["rollout/reward/group_mean_avg"] == 0.5

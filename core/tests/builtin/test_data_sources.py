@@ -12,7 +12,7 @@ import pytest
 from drl.api import Context, DataError, Group, Prompt
 from drl.builtin.config_data import JsonlOptions
 from drl.builtin.data_jsonl import JsonlSource
-from drl.builtin.jsonl_rows import read_prompts
+from drl.builtin.jsonl_rows import Row, digest, read_prompts
 from drl.testing.contracts.data_source import DataSourceContract
 
 
@@ -271,3 +271,49 @@ def test_no_path_is_refused(make: Make) -> None:
 def test_options_have_limits(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         JsonlOptions(**wrong)
+
+
+def test_the_digest_follows_content_and_line_numbers_and_not_the_order_of_keys() -> None:
+    base = [Row(1, "a", {"x": 1, "y": 2}), Row(2, "b")]
+    known = digest(base)
+    assert len(known) == 16
+    assert int(known, 16) >= 0
+    assert digest([Row(1, "a", {"y": 2, "x": 1}), Row(2, "b")]) == known
+    others = [
+        [Row(1, "a", {"x": 1, "y": 3}), Row(2, "b")],
+        [Row(1, "a", {"x": 1, "y": 2}), Row(3, "b")],
+        [Row(1, "a", {"x": 1, "y": 2}), Row(2, "B")],
+        base[::-1],
+        base[:1],
+        [],
+    ]
+    assert len({known, *map(digest, others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize(("broken", "more"), [(9, ""), (10, ""), (11, "\n  … and 1 more")])
+def test_the_rest_of_the_broken_rows_is_counted_when_there_is_a_rest(
+    tmp_path: Path, broken: int, more: str
+) -> None:
+    path = write(tmp_path / "p.jsonl", *["nonsense"] * broken)
+    with pytest.raises(DataError) as failure:
+        read_prompts(path, input_key="input", metadata_key="metadata")
+    lines = str(failure.value).splitlines()
+    assert lines[0].endswith(f"has {broken} broken rows")
+    assert len(lines) == 1 + min(broken, 10) + (1 if more else 0)
+    assert str(failure.value).endswith(more)
+
+
+@pytest.mark.parametrize("name", ["prompts", "prompts.json", "prompts.jsonl.gz"])
+def test_the_extension_that_was_given_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=f"got {Path(name).suffix or 'no extension'}$"):
+        read_prompts(tmp_path / name, input_key="input", metadata_key="metadata")
+
+
+@pytest.mark.parametrize("escape", ["\\ud800", "\\udfff", "x\\udc00y"])
+def test_half_a_surrogate_pair_is_refused_and_a_whole_one_read(tmp_path: Path, escape: str) -> None:
+    path = write(tmp_path / "p.jsonl", f'{{"input": "{escape}"}}', '{"input": "\\ud83d\\ude00"}')
+    with pytest.raises(DataError, match=r"1 broken row\n  line 1: 'input' holds half a surrogate"):
+        read_prompts(path, input_key="input", metadata_key="metadata")
+    whole = write(tmp_path / "q.jsonl", '{"input": "\\ud83d\\ude00 \ud7ff\ue000"}')
+    found = read_prompts(whole, input_key="input", metadata_key="metadata")
+    assert found.rows[0].text == "😀 \ud7ff\ue000"

@@ -103,3 +103,82 @@ def test_the_crop_keeps_the_centre():
     pixels = torch.zeros(3, 1, 4, 8)
     pixels[..., 2:6] = 1.0
     assert fitted(Media(pixels=pixels), 4, 4).pixels.min() == 1.0
+
+
+@pytest.mark.parametrize("name", ["x.PNG", "x.JpEg", "x.webp", "x.bmp"])
+def test_the_kind_of_a_picture_is_told_by_its_ending_in_any_case(tmp_path, name):
+    picture(tmp_path / name, 7)
+    (tmp_path / "x.txt").write_text("grey")
+    (tmp_path / "notes.md").write_text("no picture")
+    prompt = source(tmp_path).take(1)[0]
+    assert (prompt.text, prompt.metadata) == ("grey", {"file": name})
+
+
+def test_a_caption_beside_wins_over_the_list_and_both_lose_their_blanks(tmp_path):
+    for name in ("a.png", "b.png"):
+        picture(tmp_path / name, 7)
+    rows = [{"file_name": f"{name}.png", "text": f" listed {name}\n"} for name in "ab"]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "b.txt").write_text("  beside b \n")
+    prompts = source(tmp_path, shuffle=False).take(2)
+    assert [prompt.text for prompt in prompts] == ["listed a", "beside b"]
+
+
+def test_captions_are_utf8_whatever_the_locale(tmp_path, monkeypatch):
+    monkeypatch.setattr("locale.getpreferredencoding", lambda do_setlocale=True: "ascii")
+    for name in ("a.png", "b.png"):
+        picture(tmp_path / name, 7)
+    row = {"file_name": "a.png", "text": "żółw 🐢"}
+    (tmp_path / "metadata.jsonl").write_bytes(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    (tmp_path / "b.txt").write_bytes("写真".encode())
+    assert [prompt.text for prompt in source(tmp_path, shuffle=False).take(2)] == [
+        "żółw 🐢",
+        "写真",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_an_empty_caption_is_none(folder, text):
+    (folder / "d.txt").write_text(text)
+    with pytest.raises(DataError, match=r"1 pictures have no caption, such as \['d.png'\]"):
+        source(folder)
+
+
+def test_of_many_faults_the_first_are_listed_and_all_counted(tmp_path):
+    for number in range(12):
+        picture(tmp_path / f"{number:02d}.png", 1)
+    shown = r"12 pictures have no caption, such as \['00.png', '01.png', '02.png'\]; write"
+    with pytest.raises(DataError, match=shown):
+        source(tmp_path)
+    (tmp_path / "metadata.jsonl").write_text("nonsense\n" * 12)
+    with pytest.raises(DataError, match=r"lines \[1, 2, 3, 4, 5, 6, 7, 8, 9, 10\] are no"):
+        source(tmp_path)
+
+
+def test_an_empty_folder_is_told_which_pictures_are_read(tmp_path):
+    with pytest.raises(DataError, match=r"no picture \(\.bmp, \.jpeg, \.jpg, \.png, \.webp\)"):
+        source(tmp_path)
+
+
+def test_grey_pictures_palettes_and_transparency_become_three_channels(tmp_path):
+    Image.new("L", (2, 2), 51).save(tmp_path / "a.png")
+    Image.new("P", (2, 2), 0).save(tmp_path / "b.png")
+    Image.new("RGBA", (2, 2), (51, 102, 153, 0)).save(tmp_path / "c.png")
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(name)
+    grey, palette, clear = [
+        prompt.media.pixels for prompt in source(tmp_path, shuffle=False).take(3)
+    ]
+    assert {pixels.shape for pixels in (grey, palette, clear)} == {(3, 1, 2, 2)}
+    assert {pixels.dtype for pixels in (grey, palette, clear)} == {torch.float32}
+    assert grey.unique().tolist() == pytest.approx([0.2])
+    assert clear[:, 0, 0, 0].tolist() == pytest.approx([0.2, 0.4, 0.6])
+
+
+def test_shuffling_is_by_epoch_and_seed_and_file_order_is_the_alternative(folder):
+    shuffled = [[p.row for p in source(folder).take(10)] for _ in range(2)]
+    assert shuffled[0] == shuffled[1]
+    assert sorted(shuffled[0][:5]) == sorted(shuffled[0][5:]) == [0, 1, 2, 3, 4]
+    assert shuffled[0][:5] != shuffled[0][5:]
+    assert [p.row for p in source(folder, shuffle=False).take(7)] == [0, 1, 2, 3, 4, 0, 1]
+    assert [p.epoch for p in source(folder).take(7)] == [0] * 5 + [1] * 2

@@ -1,6 +1,7 @@
 """The jsonl logger: what is on disk, and what a resume leaves there."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -129,3 +130,55 @@ def test_a_file_without_repeated_rows_is_left_alone(tmp_path: Path) -> None:
     drop_rows_from(path, 2)
     assert path.stat().st_ino == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_row_is_readable_as_soon_as_it_is_logged_and_its_file_is_closed_at_the_end(
+    tmp_path: Path,
+) -> None:
+    logger = JsonlLogger(None, Context())
+    logger.start(facts(tmp_path))
+    logger.metrics(0, {"train/loss": 1})
+    assert rows(tmp_path)[0]["train/loss"] == 1.0
+    path = str(tmp_path / "metrics.jsonl")
+    assert path in open_files()
+    logger.close()
+    assert path not in open_files()
+    with pytest.raises(RunDirectoryError, match="before start"):
+        logger.metrics(1, {})
+
+
+def open_files() -> set[str]:
+    """Paths that this process has open."""
+    folder = Path("/proc/self/fd")
+    if not folder.is_dir():
+        pytest.skip("the system does not list open files under /proc")
+    return {os.readlink(link) for link in folder.iterdir() if link.is_symlink()}
+
+
+def test_times_have_milliseconds_and_figures_keep_every_digit(tmp_path: Path) -> None:
+    logger = JsonlLogger(None, Context())
+    logger.start(facts(tmp_path))
+    logger.metrics(0, {"train/loss": 0.1 + 0.2, "zażółć/gęślą": 1e-300})
+    logger.close()
+    (row,) = rows(tmp_path)
+    assert (row["train/loss"], row["zażółć/gęślą"]) == (0.1 + 0.2, 1e-300)
+    assert row["time"] == round(row["time"], 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "kept"), [(0, []), (1, [-1, 0]), (2, [-1, 0, 1]), (3, [-1, 0, 1, 2])]
+)
+def test_scores_before_training_stay_unless_the_run_starts_over(
+    tmp_path: Path, first: int, kept: list[int]
+) -> None:
+    log_steps(tmp_path, -1, 3)
+    drop_rows_from(tmp_path / "metrics.jsonl", first)
+    assert [row["step"] for row in rows(tmp_path)] == kept
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", '{"step": null}', '{"step": "x"}', "7", ""])
+def test_a_line_without_a_step_is_no_row(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 0}}\n{line}\n')
+    with pytest.raises(RunDirectoryError, match=r"line 2 is not a row of metrics; move the file"):
+        drop_rows_from(path, 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from drl.config.sections import SECTIONS
 from drl.config.table import option_table
 from drl.errors import BadInput
 from drl.kinds import KINDS
+from drl.testing.distributions import MINIMAL_PLUGIN
 
 PAGE = Path(__file__).parents[3] / "docs" / "recipes.md"
 START, END = "<!-- options: begin -->", "<!-- options: end -->"
@@ -73,9 +76,9 @@ def test_every_option_and_component_is_explained(catalog: Catalog) -> None:
 
 
 def test_a_section_of_a_later_release_lists_its_options(catalog: Catalog) -> None:
-    text = explain("ema", catalog)
-    assert text.startswith("[ema]")
-    assert "ema.decay_init: known option, not available in drl 0.1" in text
+    text = explain("fault_tolerance", catalog)
+    assert text.startswith("[fault_tolerance]")
+    assert "fault_tolerance.interval: known option, not available in drl 0.1" in text
 
 
 @pytest.mark.parametrize(
@@ -107,7 +110,7 @@ def test_the_schema_knows_sections_and_installed_plugins(catalog: Catalog) -> No
     algorithm = schema["properties"]["algorithm"]["properties"]
     assert algorithm["loss"]["enum"] == ["policy_loss", "sft_loss"]
     assert algorithm["policy_loss"]["properties"]["clip_range"]["exclusiveMinimum"] == 0
-    assert algorithm["ref_mode"]["enum"] == ["none", "lora_base"]
+    assert algorithm["ref_mode"]["enum"] == ["none", "lora_base", "ema"]
     assert schema["properties"]["sync"]["properties"]["updater"]["enum"][0] == "auto"
     assert schema["properties"]["run"]["additionalProperties"] is False
     assert not [path for path in _references(schema) if path not in schema["$defs"]]
@@ -140,3 +143,65 @@ def test_the_recipe_guide_has_the_current_table() -> None:
     text = PAGE.read_text("utf-8")
     written = text.partition(START)[2].partition(END)[0].strip()
     assert written == option_table(), "run: python -m drl.config.table"
+
+
+def schema_of(catalog: Catalog) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(recipe_schema(catalog)))
+    return found
+
+
+def test_an_editor_is_told_that_other_keys_are_mistakes(catalog: Catalog) -> None:
+    schema = schema_of(catalog)
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["include"]["additionalProperties"] is False
+    for name in SECTIONS:
+        open_table = schema["properties"][name].get("additionalProperties")
+        assert open_table == ({"type": "object"} if name == "reward" else False), name
+
+
+def test_an_editor_offers_the_installed_components_by_name(catalog: Catalog) -> None:
+    properties = schema_of(catalog)["properties"]
+    for kind in KINDS:
+        section, _, key = kind.option.partition(".")
+        rule = properties[section]["properties"][key]
+        if kind.name == "logger":  # a list of names
+            assert "enum" not in rule
+            continue
+        names = catalog.names(kind.name)
+        assert rule["enum"] == (["auto", *names] if kind.name == "updater" else names)
+        assert "pattern" not in rule
+
+
+def test_a_component_without_options_takes_no_key(catalog: Catalog) -> None:
+    tables = schema_of(catalog)["properties"]["sde"]["properties"]
+    assert tables["ode"] == {"type": "object", "maxProperties": 0}
+    assert "range" in tables["sde_window"]["properties"]
+
+
+def test_a_plugin_whose_options_do_not_load_leaves_the_schema_whole(
+    make_plugin: Callable[..., EntryPoint],
+) -> None:
+    body = MINIMAL_PLUGIN.replace("'How bright.'", "'How bright.', config='tone_absent:Options'")
+    found = schema_of(Catalog.load(installed=[make_plugin("acme-tone", body)]))
+    reward = found["properties"]["reward"]["properties"]
+    assert reward["type"]["enum"] == ["tone"]
+    assert "tone" not in reward
+
+
+def test_a_section_is_headed_by_its_own_sentence(catalog: Catalog) -> None:
+    for name, model in SECTIONS.items():
+        first = (model.__doc__ or "").strip().splitlines()[0]
+        assert explain(name, catalog).splitlines()[0] == f"[{name}]  {first}"
+        assert f"[{name}]  {first}" in explain("", catalog).splitlines()
+
+
+def test_what_an_option_does_not_have_is_not_listed(catalog: Catalog) -> None:
+    words = [line.split()[0] for line in explain("optimizer.lr", catalog).splitlines()[2:]]
+    assert words == ["type", "default", "limits", "owner"]
+    words = [line.split()[0] for line in explain("trust.parity", catalog).splitlines()[2:]]
+    assert words == ["type", "default", "owner"]
+
+
+def test_a_key_of_a_component_is_not_explained_as_one_of_core(catalog: Catalog) -> None:
+    with pytest.raises(BadInput, match=r"reward\.type\.quality: there is no such option"):
+        explain("reward.type.quality", catalog)

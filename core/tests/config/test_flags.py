@@ -124,8 +124,13 @@ UNSET = {
     "sde.epoch_global_random_choice.candidate_steps": [1, 2],
     "eval.interval": 0,
     "lora.target_modules": ["to_q"],
+    "lora.adapter_path": "adapter",
     "checkpoint.save": "kept",
     "checkpoint.save_interval": 5,
+    "checkpoint.keep_last": 3,
+    "checkpoint.best_metric": "eval/heldout",
+    "checkpoint.load": ".",
+    "checkpoint.step": 1,
     "reward.ocr.num_workers": 4,
 }
 """Something to write for options whose default is to be unset."""

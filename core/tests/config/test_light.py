@@ -36,7 +36,7 @@ type = "canary.reward:Reward"
 [algorithm]
 clip_range = 1e-3
 
-[ema]
+[fault_tolerance]
 enabled = false
 """
 WRONG = [
@@ -49,7 +49,7 @@ WRONG = [
     "data.prompt_data",
     "reward.type",
     "algorithm.clip_range",
-    "ema.enabled",
+    "fault_tolerance.enabled",
 ]
 HEAVY = ["torch", "diffusers", "transformers", "peft", "numpy", "rapidocr", "rich"]
 PROGRAM = """\

@@ -10,7 +10,7 @@ import pytest
 from drl.catalog import Catalog
 from drl.config import load_recipe
 from drl.config.lines import line_numbers
-from drl.config.messages import shown
+from drl.config.messages import limit_text, mixed_up, shown
 from drl.config.render import warning_lines
 from drl.errors import Problem, RecipeError
 
@@ -47,14 +47,15 @@ Problems = Callable[..., dict[str, str]]
             "bf61",
             "must be one of fp32, bf16, fp16, got 'bf61'; did you mean 'bf16'?",
         ),
-        ("optimizer.name", "sgd", "must be adam, got 'sgd'"),
-        (
-            "algorithm.ref_mode",
-            "ema",
-            "'ema' is a known value, not available in drl 0.1",
-        ),
+        ("optimizer.name", "adamm", "must be one of adam, sgd, got 'adamm'; did you mean 'adam'?"),
+        ("optimizer.name", "lion", "must be one of adam, sgd, got 'lion'"),
+        ("ema.rollout_policy", "emma", "must be one of live, ema, got 'emma'; did you mean 'ema'?"),
+        ("ema.decay_max", 1.5, "must be at most 1, got 1.5"),
+        ("ema.decay_init", -0.1, "must be at least 0, got -0.1"),
+        ("ema.decay_ramp", -1, "must be at least 0, got -1"),
+        ("ema.decay_flat_steps", 2.5, "must be a whole number, got 2.5"),
         ("cluster.launcher", "ray", "'ray' is a known value, not available in drl 0.1"),
-        ("train.master_dtype", "bf16", "'bf16' is a known value, not available in drl 0.1"),
+        ("train.master_dtype", "fp8", "must be one of fp32, bf16, fp16, got 'fp8'"),
         ("sync.buffer_size", "2 GB!", "must be a whole number, got '2 GB!'"),
         ("sync.buffer_size", 0, "must be above 0, got 0"),
     ],
@@ -115,8 +116,8 @@ def test_a_section_that_is_no_table_is_refused(problems: Problems, base: str) ->
 
 
 def test_an_empty_section_that_is_not_available_is_refused(problems: Problems, base: str) -> None:
-    assert problems(text=f"{base}\n[ema]\n") == {
-        "ema": "known section, not available in drl 0.1 (owner drl-core)"
+    assert problems(text=f"{base}\n[fault_tolerance]\n") == {
+        "fault_tolerance": "known section, not available in drl 0.1 (owner drl-core)"
     }
 
 
@@ -196,3 +197,79 @@ def test_lines_of_tables_keys_and_rows() -> None:
         "rows.1": 17,
         "rows.1.n": 18,
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "path_said", "message"),
+    [
+        ("sde.sde_window.range", ["0", 3], None, "must be a whole number without quotes"),
+        ("sde.sde_window.range", [0, True], None, "must be a whole number, got true"),
+        ("sde.sde_window.range", [0], None, None),
+        ("run.name", "a b", None, "must match ^[A-Za-z0-9][A-Za-z0-9._-]*$, got 'a b'"),
+        ("run.name", "x" * 101, None, "must have at most 100 characters, got 'xxx"),
+        ("reward.terms", [{"weight": 1.0}], "reward.terms[0].name", "is required"),
+        ("eval.datasets", [{"name": "a"}], "eval.datasets[0].path", "is required"),
+        ("eval.datasets", ["words"], "eval.datasets[0]", "must be a table, got 'words'"),
+        ("optimizer.eps", 0, None, "must be above 0, got 0"),
+        ("optimizer.beta2", 1.0, None, "must be below 1, got 1.0"),
+        ("train.seed", -1, None, "must be at least 0, got -1"),
+    ],
+)
+def test_a_wrong_value_inside_a_list_or_name_is_answered_where_it_stands(
+    problems: Problems, path: str, value: Any, path_said: str | None, message: str | None
+) -> None:
+    reward = {"reward.type": None} if path == "reward.terms" else {}
+    found = problems({path: value, **reward})
+    place = next(iter(found))
+    assert place.startswith(path_said or path)
+    assert message is None or message in found[place]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "nothing"),
+        (False, "false"),
+        ({}, "a table"),
+        ([], "[]"),
+        ((1, 2), "[1, 2]"),
+        ([True, None, {"a": 1}], "[true, nothing, a table]"),
+        ([*range(9)], "[0, 1, 2, 3, 4, 5, 6, 7]"),
+        ("x" * 58, "'" + "x" * 58 + "'"),
+        ("x" * 59, "'" + "x" * 55 + " ..."),
+        ("a\nb", r"'a\nb'"),
+    ],
+)
+def test_values_are_shown_as_recipes_write_them_and_not_too_long(value: Any, text: str) -> None:
+    assert shown(value) == text
+    assert len(shown(value)) <= 60
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"), [(1.0, "1"), (0.5, "0.5"), (3, "3"), (1e-05, "1e-05"), (-2.0, "-2")]
+)
+def test_limits_have_no_needless_fraction(limit: float, text: str) -> None:
+    assert limit_text(limit) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "taken", "said"),
+    [
+        ("4", 4, "must be a whole number without quotes, got '4'"),
+        ("4.5 ", 4.5, "must be a number without quotes, got '4.5 '"),
+        ("2GiB", 2**31, None),
+        (4, 4, None),
+        (True, 1.0, "must be a number, got true"),
+        (0, False, "must be true or false, got 0"),
+        (False, False, None),
+        ([1, "2"], (1, 2), "must be a whole number without quotes, got '2'"),
+        ([1, 2], (1, 2), None),
+        (["x"], 3, None),
+        ("x", ("x",), None),
+        ([["1"]], ((1,),), "must be a whole number without quotes, got '1'"),
+    ],
+)
+def test_a_scalar_of_another_type_that_was_taken_all_the_same_is_told(
+    given: Any, taken: Any, said: str | None
+) -> None:
+    assert mixed_up(given, taken) == said

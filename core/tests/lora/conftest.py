@@ -133,6 +133,20 @@ def perturb() -> Callable[[nn.Module], None]:
 
 
 @pytest.fixture
+def train_a_little() -> Callable[[nn.Module], None]:
+    """Add seeded noise to all that trains: matrices, biases, saved modules."""
+
+    def move(module: nn.Module) -> None:
+        generator = torch.Generator().manual_seed(12)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data.add_((0.3 * noise).to(parameter.dtype))
+
+    return move
+
+
+@pytest.fixture
 def make_golden_base() -> Callable[[Path], nn.Module]:
     """Build a golden base model (toy or SD3) from its folder."""
 

@@ -39,7 +39,7 @@ def config(**changes: Any) -> LoraConfig:
         ({"target_modules": {"to_q": 1}}, "target_modules"),
         ({"target_modules": "to_(q"}, "regular expression"),
         ({"exclude_modules": "["}, "exclude_modules"),
-        ({"init": "pissa"}, "gaussian, kaiming-uniform"),
+        ({"init": "loftq"}, "gaussian, kaiming-uniform"),
         ({"init": ["gaussian"]}, "init"),
         ({"dropout": 1.0}, "dropout"),
         ({"dropout": "0.1"}, "dropout"),

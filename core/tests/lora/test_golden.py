@@ -22,10 +22,14 @@ from torch import nn
 from drl.lora import (
     LoraConfig,
     LoraError,
+    active_adapter,
+    adapter_names,
     adapter_off,
+    adapter_state,
     adapters,
     inject,
     load_peft,
+    lora_layers,
     merged_state,
     read_peft,
     save_peft,
@@ -47,19 +51,12 @@ LATER = {
     r"veomni-.*/moe_.*": "target_parameters",
     r"derived/(old|new)_.*": "target_parameters",
     r"derived/perexpert_.*": "unexpected keys|no module matched",
-    r"peft-.*/bias_.*": "bias",
-    r"veomni-.*/dense_bias_lora_only": "bias",
-    r"peft-.*/modules_to_save.*": "modules_to_save",
-    r"peft-.*/conv": "conv_in|2-D",
-    r"peft-.*/sd3_conv_patch_embed": "2-D",
-    r"peft-.*/embedding": "lora_embedding_A",
-    r"peft-.*/layers_pattern_root": "layers_pattern",
-    r"peft-.*/init_(pissa|pissa_niter_4|olora)": "init_lora_weights",
 }
 # Refused for good: variants, and files that contradict themselves.
 REFUSED = {
     r"peft-.*/dora": "use_dora",
     r"peft-.*/lora_bias": "lora_bias",
+    r"peft-.*/init_pissa_niter_4": "init_lora_weights.*random decomposition",
     r"peft-.*/patterns_overlap": "rank mismatch",
     r"veomni-.*/dense_unanchored_pattern": "rank mismatch",
     r"peft-.*/two_adapters_module_name:default": "missing keys",
@@ -71,9 +68,12 @@ NOT_A_DIRECTORY = (
 )
 # The tool could not create these; injection must refuse them too.
 NEVER_CREATED = {
-    r"peft-.*/(regex_not_suffix|suffix_partial_component)": "no module matched",
+    r"peft-.*/(regex_not_suffix|suffix_partial_component|layers_to_transform)": "no module matched",
 }
-LAYERS_ONLY = r"peft-.*/layers_to_transform"  # has no files, and the option is not in LoraConfig
+# Started from the base weights: written back they are plain adapters of twice the rank.
+CONVERTED = r"peft-.*/init_(pissa|olora)"
+# drl switches trained biases off with their adapter, and never changes the base.
+OFF_IS_THE_BASE = rf"{CONVERTED}|peft-.*/bias_.*"
 
 
 def all_cases() -> list[str]:
@@ -106,6 +106,10 @@ def expected_error(folder: str) -> str | None:
         if re.fullmatch(pattern, folder if ":" in pattern else case):
             return word
     return None
+
+
+def converted(folder: str) -> bool:
+    return re.fullmatch(CONVERTED, case_of(folder)) is not None
 
 
 def path_of(folder: str) -> Path:
@@ -154,9 +158,15 @@ def file_tensors(directory: Path) -> dict[str, torch.Tensor]:
     return torch.load(directory / WEIGHT_FILES[1], weights_only=True)
 
 
-def pair_tensors(directory: Path) -> dict[str, torch.Tensor]:
+def own_tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """Return what the file holds of the adapter: PEFT 0.18 adds base tensors of ``lora_head``."""
     tensors = file_tensors(directory)
-    return {key: tensors[key] for key in tensors if {"lora_A", "lora_B"} & set(key.split("."))}
+    saved = "modules_to_save" in directory.name
+    base = ("base_layer", "original_module", "modules_to_save", *(() if saved else ("bias",)))
+    stray = re.compile(rf".*\.lora_head(\.({'|'.join(base)}).*)?")
+    if "peft-0.18.1" not in directory.parts:
+        return tensors
+    return {key: tensors[key] for key in tensors if not stray.fullmatch(key)}
 
 
 def quiet_load(model: nn.Module, directory: Path) -> LoraConfig:
@@ -177,9 +187,9 @@ def assert_outputs(
 def test_every_case_is_listed_once() -> None:
     with_folder = {case_of(folder) for folder in adapter_folders()}
     without = [case for case in all_cases() if case not in with_folder]
-    known = "|".join([NOT_A_DIRECTORY, *NEVER_CREATED, LAYERS_ONLY])
+    known = "|".join([NOT_A_DIRECTORY, *NEVER_CREATED])
     assert [case for case in without if not re.fullmatch(known, case)] == []
-    assert len(READABLE) >= 45
+    assert len(READABLE) >= 58
 
 
 @pytest.mark.parametrize("folder", READABLE)
@@ -198,16 +208,18 @@ def test_adapter_loads_runs_and_merges_as_the_tool_computed(
         facts = wanted[fqn]
         assert (tensors.rank, tensors.alpha) == (facts["r"], facts["alpha"])
         assert tensors.scale == pytest.approx(facts["scale"], rel=1e-12)
-        delta = tensors.scale * tensors.B @ tensors.A
+        delta = tensors.scale * tensors.B.flatten(1) @ tensors.A.flatten(1)
         # The tool computed the norm of a half precision delta in half precision.
         precision = 1e-5 if "saved_" not in case else 1e-3
         assert delta.norm().item() == pytest.approx(facts["delta_norm"], rel=precision, abs=1e-7)
-    assert 2 * len(found) == len(pair_tensors(path_of(folder)))
+    stored = own_tensors(path_of(folder))
+    assert {f"base_model.model.{key}" for key in adapter_state(model)} == set(stored)
 
     assert_outputs(run_golden, model, io, folder)
     with adapter_off(model):
         off = run_golden(model, io)
-    torch.testing.assert_close(off, io.get("y_disabled", io["y_base"]), rtol=0, atol=1e-5)
+    of_tool = "y_base" if re.fullmatch(OFF_IS_THE_BASE, case) else "y_disabled"
+    torch.testing.assert_close(off, io.get(of_tool, io["y_base"]), rtol=0, atol=1e-5)
     state = dict(merged_state(model))
     for key in [key for key in io if key.startswith("merged.")]:
         torch.testing.assert_close(state[key.removeprefix("merged.")], io[key], rtol=0, atol=1e-5)
@@ -218,7 +230,7 @@ def test_adapter_loads_runs_and_merges_as_the_tool_computed(
         assert difference <= max(tolerance["merged"], 1e-5)
 
 
-@pytest.mark.parametrize("folder", READABLE)
+@pytest.mark.parametrize("folder", [f for f in READABLE if not converted(f)])
 def test_written_back_it_is_the_same_file_and_runs_the_same(
     folder: str, tmp_path: Path, golden_model: Callable[[str], nn.Module], run_golden: Run
 ) -> None:
@@ -227,7 +239,7 @@ def test_written_back_it_is_the_same_file_and_runs_the_same(
         warnings.simplefilter("ignore")
         config, state = read_peft(source)
     save_peft(state, tmp_path / "copy", config, base_model=None)
-    before, after = pair_tensors(source), file_tensors(tmp_path / "copy")
+    before, after = own_tensors(source), file_tensors(tmp_path / "copy")
     assert set(before) == set(after)
     for key, tensor in before.items():
         assert tensor.dtype == after[key].dtype
@@ -245,9 +257,70 @@ def assert_same_meaning(source: Path, copy: Path, config: LoraConfig) -> None:
     for key in set(ours) - {"init_lora_weights", "inference_mode"}:
         one, two = stock.get(key), ours[key]
         if isinstance(two, list):
-            one = sorted(one)
+            one = sorted([one] if isinstance(one, str) else one)
         assert (one or None) == (two or None), key
-    assert ours["init_lora_weights"] == ("gaussian" if config.init == "gaussian" else True)
+    start = stock["init_lora_weights"]
+    assert ours["init_lora_weights"] == (True if start in ("mica", "orthogonal") else start)
+
+
+@pytest.mark.parametrize("folder", [f for f in READABLE if converted(f)])
+def test_started_from_the_base_it_is_written_as_a_plain_adapter_of_twice_the_rank(
+    folder: str, tmp_path: Path, golden_model: Callable[[str], nn.Module], run_golden: Run
+) -> None:
+    source, model = path_of(folder), golden_model(case_of(folder))
+    io = load_file(ROOT / case_of(folder) / "io.safetensors")
+    with pytest.raises(LoraError, match=r"init_lora_weights is .*load_peft"):
+        read_peft(source)
+    config = load_peft(model, source)
+    save_peft(model, tmp_path / "copy", config, base_model=None)
+    written = json.loads((tmp_path / "copy" / "adapter_config.json").read_text())
+    assert (written["r"], written["lora_alpha"]) == (2 * config.rank, 2 * config.alpha)
+    assert written["init_lora_weights"] is True
+    again = golden_model(case_of(folder))
+    load_peft(again, tmp_path / "copy")
+    assert_outputs(run_golden, again, io, folder)
+    # PEFT's own "disabled" is the residual base: the same as an adapter that adds nothing.
+    assert not torch.allclose(io["y_disabled"], io["y_base"], atol=1e-2)
+    for layer in lora_layers(model).values():
+        layer.up.data.zero_()
+    torch.testing.assert_close(run_golden(model, io), io["y_disabled"], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["peft-0.21.2/bias_all", "peft-0.21.2/bias_lora_only"])
+def test_disabled_as_peft_does_it_keeps_the_trained_biases(
+    case: str, golden_model: Callable[[str], nn.Module], run_golden: Run
+) -> None:
+    io, model = load_file(ROOT / case / "io.safetensors"), golden_model(case)
+    load_peft(model, ROOT / case)
+    for layer in lora_layers(model).values():
+        layer.up.data.zero_()
+    assert not torch.allclose(io["y_disabled"], io["y_base"], atol=1e-2)
+    torch.testing.assert_close(run_golden(model, io), io["y_disabled"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["two_adapters", "two_adapters_prefix_names"])
+def test_two_adapters_in_one_model_alone_and_together(
+    case: str, golden_model: Callable[[str], nn.Module], run_golden: Run
+) -> None:
+    case = f"peft-0.21.2/{case}"
+    io, model = load_file(ROOT / case / "io.safetensors"), golden_model(case)
+    folders = [folder for folder in READABLE if case_of(folder) == case]
+    for folder in folders:
+        load_peft(model, path_of(folder), name=folder.split(":")[1])
+    names = adapter_names(model)
+    assert len(names) == 2
+    for name in names:
+        with active_adapter(model, name):
+            torch.testing.assert_close(
+                run_golden(model, io), io[f"y_active.{name}"], rtol=0, atol=1e-4
+            )
+    with active_adapter(model, *names):
+        torch.testing.assert_close(run_golden(model, io), io["y_active.both"], rtol=0, atol=1e-4)
+        merged = golden_model(case)
+        merged.load_state_dict(dict(merged_state(model)), strict=True)
+    torch.testing.assert_close(run_golden(merged, io), io["y_active.both"], rtol=0, atol=3e-4)
+    with adapter_off(model):
+        torch.testing.assert_close(run_golden(model, io), io["y_base"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("folder", REFUSED_FOLDERS)
@@ -269,10 +342,13 @@ def test_targets_that_the_tool_refuses_are_refused(
 ) -> None:
     fields = case_info(case)["config"]
     targets = fields["target_modules"]
-    config = LoraConfig(
-        rank=fields["r"],
-        alpha=fields["lora_alpha"],
-        target_modules=targets if isinstance(targets, str) else tuple(targets),
+    config = LoraConfig.from_fields(
+        {
+            "r": fields["r"],
+            "lora_alpha": fields["lora_alpha"],
+            "target_modules": targets,
+            "layers_to_transform": fields.get("layers_to_transform"),
+        }
     )
     with pytest.raises(LoraError, match="no module matched"):
         inject(golden_model(case), config, generator=torch.Generator())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ def toy_base(golden_root: Path, make_golden_base: Callable[[Path], nn.Module]) -
 BROKEN_OK = {"bin_and_safetensors", "config_missing_lora_alpha"}
 BROKEN_WARN = {
     "config_unknown_key": "unknown",
-    "config_target_partly_matches": "match no module",
+    "config_target_partly_matches": "match no module: .*target_modules",
     "extra_non_lora_key": "no adapter tensors",
 }
 # The word that the message must contain: the field, the key, the file, or what is wrong with it.
@@ -97,7 +98,7 @@ def test_harmless_defect_loads_with_at_most_a_warning(
         load_peft(toy_base, golden_root / "broken" / name)
     messages = [str(warning.message) for warning in caught]
     if name in BROKEN_WARN:
-        assert any(BROKEN_WARN[name] in message for message in messages)
+        assert any(re.search(BROKEN_WARN[name], message) for message in messages)
     else:
         assert messages == []
     torch.testing.assert_close(run_golden(toy_base, io), io["y_active"], rtol=0, atol=1e-4)

@@ -176,9 +176,22 @@ def test_patterns_reach_the_layers(toy: nn.Module) -> None:
     assert found["proj_out"].A.shape == (2, 8)
 
 
-def test_pattern_key_without_module_warns(toy: nn.Module) -> None:
-    with pytest.warns(UserWarning, match="rank_pattern.*blocks.9"):
-        inject(toy, config(rank_pattern={"blocks.9.attn.to_q": 2}), generator=seeded())
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+def test_pattern_key_that_matches_no_layer_is_an_error_with_near_names(
+    toy: nn.Module, field: str
+) -> None:
+    before = str(toy)
+    with pytest.raises(LoraError, match=rf'"blocks.9.attn.to_q" \({field}\).*blocks.0.attn.to_q'):
+        inject(toy, config(**{field: {"blocks.9.attn.to_q": 2}}), generator=seeded())
+    with pytest.raises(LoraError, match=rf'"to_k" \({field}\)'):  # exists, but is not adapted
+        inject(toy, config(**{field: {"to_k": 2}}), generator=seeded())
+    assert str(toy) == before
+
+
+def test_pattern_key_behind_an_earlier_one_warns(toy: nn.Module) -> None:
+    with pytest.warns(UserWarning, match='rank_pattern key "blocks.0.attn.to_q" decides nothing'):
+        inject(toy, config(rank_pattern={"to_q": 6, "blocks.0.attn.to_q": 2}), generator=seeded())
+    assert adapters(toy)["blocks.0.attn.to_q"].rank == 6
 
 
 def test_second_injection_is_refused(toy: nn.Module) -> None:
@@ -231,7 +244,7 @@ def test_adapter_off_restores_after_an_exception(toy: nn.Module) -> None:
     inject(toy, config(), generator=seeded())
     with pytest.raises(RuntimeError, match="inside"), adapter_off(toy):
         raise RuntimeError("inside")
-    assert {layer.off_depth for layer in lora_layers(toy).values()} == {0}
+    assert {layer.active for layer in lora_layers(toy).values()} == {("default",)}
 
 
 def test_adapter_off_without_adapters_is_an_error(toy: nn.Module) -> None:
@@ -244,8 +257,8 @@ def test_adapter_off_without_adapters_is_an_error(toy: nn.Module) -> None:
 def test_adapter_off_covers_a_submodule_only(toy: nn.Module) -> None:
     inject(toy, config(), generator=seeded())
     with adapter_off(toy.blocks[0]):
-        assert toy.blocks[0].attn.to_q.off_depth == 1
-        assert toy.proj_out.off_depth == 0
+        assert toy.blocks[0].attn.to_q.active == ()
+        assert toy.proj_out.active == ("default",)
         assert isinstance(toy.proj_out, LoraLinear)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from drl.lora import LoraLinear, adapter_off
+from drl.lora.layer import AdapterSettings
 
 
 def make_layer(
@@ -17,8 +18,10 @@ def make_layer(
 ) -> LoraLinear:
     generator = torch.Generator().manual_seed(1)
     base = nn.Linear(6, 5, device="meta").to_empty(device="cpu").to(base_dtype)
-    settings = {"rank": 3, "alpha": 4.5, "scale": 1.5, "init": "gaussian", "dtype": dtype}
-    layer = LoraLinear(base, **{**settings, **changes})
+    settings = {"rank": 3, "alpha": 4.5, "scale": 1.5, **changes}
+    layer = LoraLinear(base)
+    layer.add("default", AdapterSettings(**settings), dtype)
+    layer.active = ("default",)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -32,7 +35,9 @@ def rows(*shape: int) -> torch.Tensor:
 
 def test_forward_by_hand() -> None:
     base = nn.Linear(2, 2)
-    layer = LoraLinear(base, rank=1, alpha=3, scale=3.0, init="gaussian")
+    layer = LoraLinear(base)
+    layer.add("default", AdapterSettings(rank=1, alpha=3, scale=3.0), torch.float32)
+    layer.active = ("default",)
     with torch.no_grad():
         base.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         base.bias.copy_(torch.tensor([10.0, 20.0]))
@@ -54,7 +59,7 @@ def test_gradients_match_the_closed_forms() -> None:
     x = rows(7, 6).double().requires_grad_()
     G = rows(7, 5).double()
     layer(x).backward(G)
-    A, B, W, s = layer.down.detach(), layer.up.detach(), layer.base_layer.weight, layer.scale
+    A, B, W, s = layer.down.detach(), layer.up.detach(), layer.base_layer.weight, 1.5
     P = x.detach() @ A.T
     dP = s * G @ B
     torch.testing.assert_close(layer.up.grad, s * G.T @ P)
@@ -99,7 +104,7 @@ def test_zero_b_gives_the_base_output_bit_for_bit(
 def test_float32_adapter_over_bfloat16_base_computes_the_delta_in_float32() -> None:
     layer, x = make_layer(torch.float32, torch.bfloat16), rows(64, 6).bfloat16()
     y = layer(x)
-    delta = 1.5 * (x.float() @ layer.down.T @ layer.up.T)
+    delta = (x.float() @ layer.down.T * 1.5) @ layer.up.T
     assert y.dtype == torch.bfloat16
     assert torch.equal(y, layer.base_layer(x) + delta.bfloat16())
 
@@ -125,12 +130,17 @@ def test_base_attributes_are_visible_on_the_wrapper() -> None:
 def test_scale_is_no_buffer_and_survives_to_empty_and_deepcopy() -> None:
     layer = make_layer()
     assert [name for name, _ in layer.named_buffers()] == []
-    assert copy.deepcopy(layer).to(torch.bfloat16).to_empty(device="cpu").scale == 1.5
+    assert (
+        copy.deepcopy(layer).to(torch.bfloat16).to_empty(device="cpu").settings["default"].scale
+        == 1.5
+    )
 
 
 def test_meta_forward_works_for_shape_probing() -> None:
     base = nn.Linear(6, 5, device="meta")
-    layer = LoraLinear(base, rank=2, alpha=2, scale=1.0, init="gaussian")
+    layer = LoraLinear(base)
+    layer.add("default", AdapterSettings(rank=2, alpha=2, scale=1.0), torch.float32)
+    layer.active = ("default",)
     assert layer(torch.empty(3, 6, device="meta")).shape == (3, 5)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drl.mathematics.checksum import COLUMNS, tensors_fingerprint
 
@@ -61,3 +63,44 @@ def test_odd_tensors_have_a_fingerprint(tensor):
 
 def test_nothing_has_one_too():
     assert tensors_fingerprint([], []) == tensors_fingerprint([], [])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2 * COLUMNS + 9), st.integers(0, 31))
+def test_any_single_bit_shows_wherever_it_lies(place: int, bit: int) -> None:
+    before = torch.zeros(2 * COLUMNS + 10, dtype=torch.int32)
+    after = before.clone()
+    after[place] = -(2**31) if bit == 31 else 1 << bit
+    assert print_of(before) != print_of(after)
+    assert print_of(before.view(torch.float32)) != print_of(after.view(torch.float32))
+
+
+def test_places_in_the_last_row_are_told_from_those_of_whole_rows() -> None:
+    marks = [0, 1, COLUMNS, COLUMNS + 1, 2 * COLUMNS, 2 * COLUMNS + 1]
+    prints = set()
+    for place in marks:
+        values = torch.zeros(2 * COLUMNS + 3, dtype=torch.int64)
+        values[place] = 7
+        prints.add(print_of(values))
+    assert len(prints) == len(marks)
+
+
+def test_large_sums_wrap_and_still_tell_apart() -> None:
+    full = torch.full((3 * COLUMNS,), -1, dtype=torch.int64)
+    other = full.clone()
+    other[-1] = 2**63 - 1
+    assert print_of(full) != print_of(other)
+    assert print_of(full.to(torch.int8)) != print_of(other.to(torch.int8).fill_(127))
+
+
+def test_names_without_tensors_and_the_other_way_round_are_refused() -> None:
+    with pytest.raises(ValueError):
+        tensors_fingerprint(["a", "b"], [weights(3)])
+    with pytest.raises(ValueError):
+        tensors_fingerprint(["a"], [weights(3), weights(3)])
+    assert len(tensors_fingerprint([], [])) == 64
+
+
+def test_equal_names_may_repeat_in_any_order_of_tensors_that_are_equal() -> None:
+    twins = [weights(5), weights(5)]
+    assert tensors_fingerprint(["a", "a"], twins) == tensors_fingerprint(["a", "a"], twins[::-1])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 
-from drl.errors import BadInput
-from drl.mathematics.schedule import ScheduleSettings, learning_rate
+from drl.errors import BadInput, CheckpointError
+from drl.mathematics.schedule import (
+    ScheduleSettings,
+    learning_rate,
+    schedule_state,
+    settings_from_state,
+)
 from drl.testing.golden import load_golden
 
 
@@ -112,3 +118,68 @@ def test_settings_that_contradict_are_refused_when_made(
 ) -> None:
     with pytest.raises(BadInput, match=rf"optimizer\.{option} "):
         settings(**changes)
+
+
+def test_golden_errors_are_raised_when_settings_are_made() -> None:
+    """Also those that the source raises only at the first step of the branch concerned."""
+    names = {
+        "lr_decay_style": "style",
+        "lr_warmup_iters": "warmup",
+        "lr_warmup_init": "warmup_init",
+        "lr_decay_iters": "decay_iters",
+        "lr_wsd_decay_iters": "wsd_decay_iters",
+        "lr_wsd_decay_style": "wsd_decay_style",
+    }
+    cases = [c for c in load_golden("lr_schedules")["errors"] if c["case"] != "both_switches"]
+    assert len(cases) == 9
+    for case in cases:
+        changes = {names.get(key, key): value for key, value in case["settings"].items()}
+        with pytest.raises(BadInput, match=r"optimizer\.\w+ is"):
+            settings(**changes)
+
+
+@pytest.mark.parametrize("tail", ["linear", "cosine", "exponential", "minus_sqrt"])
+def test_the_tail_of_wsd_meets_the_flat_part_and_the_floor(tail: str) -> None:
+    made = settings(style="WSD", wsd_decay_iters=25, wsd_decay_style=tail)
+    assert learning_rate(0, made) == pytest.approx(1e-3)
+    assert learning_rate(25, made) == pytest.approx(1e-5)
+    assert learning_rate(26, made) == 1e-5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"style": "cosine", "warmup": 2.5, "warmup_init": 1e-4},
+        {"style": "WSD", "wsd_decay_iters": 10, "wsd_decay_style": "minus_sqrt"},
+    ],
+)
+def test_the_state_of_a_schedule_gives_the_schedule_back_through_json(
+    changes: dict[str, Any],
+) -> None:
+    made = settings(**changes)
+    again = settings_from_state(json.loads(json.dumps(schedule_state(made))))
+    assert again == made
+    assert [learning_rate(s, again) for s in range(30)] == [
+        learning_rate(s, made) for s in range(30)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"lr": None}, "NoneType"),
+        ({"style": "poly"}, r"optimizer\.lr_decay_style is 'poly'"),
+        ({"extra": 1}, r"has the settings \[.*'extra'.*\]; they must be"),
+    ],
+)
+def test_a_damaged_state_of_a_schedule_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        settings_from_state({**schedule_state(settings()), **change})
+
+
+def test_a_state_that_lacks_a_setting_is_refused() -> None:
+    state = schedule_state(settings())
+    del state["min_lr"]
+    with pytest.raises(CheckpointError, match=r"they must be .*min_lr"):
+        settings_from_state(state)

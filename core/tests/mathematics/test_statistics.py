@@ -126,3 +126,43 @@ def test_unpaired_scores_are_refused_by_name() -> None:
         bootstrap_interval({"a": [1.0], "b": [1.0]}, {"a": [1.0], "b": [1.0, 2.0]}, seed=0)
     with pytest.raises(ValueError, match="no scores"):
         bootstrap_interval({}, {}, seed=0)
+
+
+def test_words_without_scores_count_for_nothing_and_alone_are_no_scores() -> None:
+    before, after = {"a": [1.0, 2.0], "b": []}, {"a": [2.0, 4.0], "b": []}
+    without = bootstrap_interval({"a": [1.0, 2.0]}, {"a": [2.0, 4.0]}, seed=0)
+    assert bootstrap_interval(before, after, seed=0) == without
+    with pytest.raises(ValueError, match=r"^no scores to compare$"):
+        bootstrap_interval({"a": [], "b": []}, {"a": [], "b": []}, seed=0)
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_word_on_one_side_alone_is_named_and_not_more_than_five(side: str) -> None:
+    many = {f"w{number}": [1.0] for number in range(9, 0, -1)}
+    scores = (many, {"w1": [1.0]}) if side == "before" else ({"w1": [1.0]}, many)
+    named = r"differ in \['w2', 'w3', 'w4', 'w5', 'w6'\]$"
+    with pytest.raises(ValueError, match=named):
+        bootstrap_interval(*scores, seed=0)
+
+
+def test_the_order_in_which_words_come_does_not_matter() -> None:
+    before, after = word_scores(12, 0.05)
+    turned = ({word: scores[word] for word in reversed(scores)} for scores in (before, after))
+    assert bootstrap_interval(*turned, seed=2) == bootstrap_interval(before, after, seed=2)
+
+
+def test_the_interval_is_the_quantiles_of_the_drawn_means_by_hand() -> None:
+    before, after = {"a": [0.0], "b": [0.0]}, {"a": [1.0], "b": [0.0]}
+    low, high = bootstrap_interval(before, after, seed=0)[1:]
+    assert (low, high) == (0.0, 1.0)  # both words drawn twice happens in one draw of four
+    low, high = bootstrap_interval(before, after, seed=0, level=0.4)[1:]
+    assert (low, high) == (0.5, 0.5)
+
+
+def test_a_std_at_its_floor_is_noise_and_one_above_it_is_not() -> None:
+    values, ids = torch.tensor([1.0, 3.0]), torch.zeros(2, dtype=torch.int64)
+    valid = torch.ones(2, dtype=torch.bool)
+    exact = float(torch.tensor([1.0, 3.0], dtype=torch.float64).std()) / 3.0
+    for floor, expected in [(exact * 1.0001, 0.0), (exact * 0.9999, 2.0**0.5), (0.0, 2.0**0.5)]:
+        found = group_std(values, ids, valid, floor=floor)
+        assert found.tolist() == pytest.approx([expected] * 2)

@@ -2,113 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
+from small_trainer import Scale, broken, parameters, shard, trainer
 from torch import nn
 
 from drl.errors import BatchError, CheckpointError, NonFiniteError
-from drl.interfaces.family import PASSTHROUGH, Route
-from drl.interfaces.loss import Loss
 from drl.mathematics.schedule import ScheduleSettings
-from drl.model.trainer import StepSettings, Trainer
-from drl.stages.loss import Forward, make_batch, reference_of
-from drl.stages.pairs import build_shards
+from drl.stages.loss import make_batch, reference_of
 from drl.testing import make_pair
-from drl.types import (
-    Condition,
-    ForwardInputs,
-    Guidance,
-    LossOutput,
-    Metric,
-    StepContext,
-)
-
-
-class Regression(Loss):
-    """Squared distance of the prediction to the recorded next latents."""
-
-    def expand(self, unit, advantages, context):
-        raise NotImplementedError
-
-    def prepare(self, pairs, context):
-        return ForwardInputs(streams={"visual": pairs.tensors["visual"]})
-
-    def compute(self, pairs, inputs, predictions, transition):
-        error = predictions.trained["visual"] - pairs.tensors["visual.next"]
-        loss_B = error.flatten(1).square().mean(1)
-        total = (pairs.weight_B * loss_B).sum()
-        metric = Metric(total=total.detach(), count=pairs.weight_B.sum())
-        return LossOutput(loss=total, metrics={"loss": metric})
-
-
-class Scale(nn.Module):
-    """velocity = weight * x + bias, with dropout that is off at evaluation."""
-
-    def __init__(self, dropout=0.0):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(0.5))
-        self.bias = nn.Parameter(torch.tensor(0.1))
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x):
-        return self.dropout(self.weight * x + self.bias)
-
-
-FAMILY = SimpleNamespace(
-    condition=lambda record: Condition(arguments={}),
-    collate=lambda rows: Condition(arguments={}, rows=len(rows)),
-    route=lambda timestep: Route(),
-    model_time=lambda sigma_B, timestep_B: timestep_B,
-    forward=lambda model, streams, time_B, condition: {"visual": model(streams["visual"])},
-)
-
-
-def trainer(model=None, *, lr=0.1, max_bad_steps=1, schedule=None, clip=1e9):
-    model = model or Scale()
-    context = StepContext()
-    forward = Forward(
-        family=FAMILY,
-        models={"transformer": model},
-        loss=Regression(None, context),
-        backend=None,
-        device=torch.device("cpu"),
-        dtype="fp32",
-        input_dtypes=PASSTHROUGH,
-        guidance={"guidance_scale": Guidance()},
-    )
-    return Trainer(
-        forward=forward,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0),
-        settings=StepSettings(
-            schedule=schedule or ScheduleSettings(lr=lr, decay_iters=10),
-            clip_grad=clip,
-            max_bad_steps=max_bad_steps,
-            buffer_bytes=2**20,
-        ),
-        context=context,
-        updater=None,
-    )
-
-
-def shard(count=6, *, micro=2, steps=1, change=None):
-    units = [[make_pair(id=(n, 0), unit=n, seed=n, weight=1.0 + n % 2)] for n in range(count)]
-    if change:
-        units = [[change(pair) for pair in unit] for unit in units]
-    return build_shards(units, steps=steps, micro_batch_size=micro, ranks=1, rollout_id=0)
-
-
-def broken(pair):
-    if pair.unit != 3:
-        return pair
-    nan = torch.full_like(pair.tensors["visual.next"], float("nan"))
-    return replace(pair, tensors={**pair.tensors, "visual.next": nan})
-
-
-def parameters(made):
-    return {name: p.detach().clone() for name, p in made.named_parameters()}
+from drl.types import Condition, StepContext
 
 
 @pytest.mark.parametrize("micro", [1, 2, 3, 4, 5, 16])
@@ -251,9 +157,9 @@ def test_a_truncated_state_is_named(tmp_path):
     made = trainer()
     list(made.train(shard()))
     made.save(tmp_path)
-    file = tmp_path / "model.safetensors"
+    file = tmp_path / "model" / "__0_0.distcp"
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp is cut short"):
         trainer().restore(tmp_path)
 
 
@@ -263,10 +169,9 @@ def test_a_micro_batch_never_mixes_components():
         make_batch(pairs, torch.device("cpu"))
 
 
-def test_the_reference_runs_without_dropout_and_leaves_training_mode_on(monkeypatch):
-    monkeypatch.setattr("drl.stages.loss.adapter_off", lambda model: torch.no_grad())
+def test_the_reference_runs_without_dropout_and_leaves_training_mode_on():
     made = trainer(Scale(dropout=0.5))
-    forward = replace(made.forward, reference=True)
+    forward = replace(made.forward, reference=lambda component: nullcontext())
     pairs = [make_pair(id=(n, 0), seed=n) for n in range(2)]
     batch = make_batch(pairs, forward.device)
     inputs = replace(

@@ -46,6 +46,13 @@ def test_ticks_are_few_for_any_range(one: float, two: float) -> None:
     assert 1 <= len(ticks(min(one, two), max(one, two))) <= 12
 
 
+@pytest.mark.parametrize("high", [5e-324, 1e-310, 9e-301])
+def test_a_span_too_small_for_any_power_of_ten_is_drawn_as_a_constant(high: float) -> None:
+    assert ticks(0.0, high) == [0.0]
+    chart = line_chart([Series(name="lr", points=[(0, 0.0), (1, high)])], "iteration")
+    assert len(chart.y_ticks) == 1
+
+
 @pytest.mark.parametrize(
     ("value", "step", "text"),
     [
@@ -157,3 +164,84 @@ def test_many_bars_are_joined_by_their_mean() -> None:
     chart = bar_chart([(float(x), [2.0 * (x % 2)]) for x in range(600)], "iteration")
     assert len(chart.bars) == MOST_BARS
     assert {bar.height for bar in chart.bars} == {BOTTOM - TOP}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(999_999.0, "999999"), (1e6, "1e6"), (1e-4, "0.0001"), (9.99e-5, "9.99e-5"), (-2e6, "-2e6")],
+)
+def test_labels_turn_to_powers_of_ten_at_a_million_and_a_ten_thousandth(
+    value: float, text: str
+) -> None:
+    assert label(value) == text
+
+
+def test_thinning_keeps_the_first_point_once_whether_it_is_extreme_or_not() -> None:
+    plain = [(float(x), float(x % 7)) for x in range(1000)]
+    middling = [(0.0, 3.5), *plain[1:]]
+    for points in (plain, middling):
+        kept = thin(points)
+        assert kept[0] == points[0]
+        assert kept[1] != points[0]
+        assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    ("constant", "low", "high"), [(4.0, "2", "6"), (-4.0, "-6", "-2"), (0.0, "-1.0", "1.0")]
+)
+def test_a_constant_lies_in_the_middle_of_its_own_size(
+    constant: float, low: str, high: str
+) -> None:
+    chart = line_chart([Series(name="c", points=[(0, constant), (9, constant)])], "iteration")
+    assert {y for _, y in coordinates(chart.lines[0].line)} == {(TOP + BOTTOM) / 2}
+    assert (chart.y_ticks[0].label, chart.y_ticks[-1].label) == (low, high)
+    assert (chart.y_ticks[0].place, chart.y_ticks[-1].place) == (BOTTOM, TOP)
+
+
+def test_the_ticks_of_an_axis_share_their_digits() -> None:
+    chart = line_chart([Series(name="r", points=[(0, 0.5), (1, 1.5)])], "iteration")
+    assert [tick.label for tick in chart.x_ticks] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+    assert [tick.label for tick in chart.y_ticks] == ["0.5", "1.0", "1.5"]
+
+
+def test_the_ticks_of_bars_stand_under_their_middles_and_start_at_the_ground() -> None:
+    chart = bar_chart([(float(x), [1.0]) for x in range(5)], "iteration")
+    middles = [bar.x + bar.width / 2 for bar in chart.bars]
+    assert [tick.place for tick in chart.x_ticks] == pytest.approx(middles, abs=0.11)
+    assert [tick.label for tick in chart.x_ticks] == ["0", "1", "2", "3", "4"]
+    slot = (RIGHT - LEFT) / 5
+    assert [bar.width for bar in chart.bars] == pytest.approx([0.8 * slot] * 5)
+    assert [bar.x - LEFT for bar in chart.bars] == pytest.approx(
+        [slot * (number + 0.1) for number in range(5)]
+    )
+    assert (chart.y_ticks[0].label, chart.y_ticks[0].place) == ("0.0", BOTTOM)
+    assert chart.y_ticks[-1].place == TOP
+
+
+def test_phases_without_time_have_no_bar_and_still_an_axis() -> None:
+    chart = bar_chart([(0.0, [0.0, 0.0]), (1.0, [0.0, 0.0])], "iteration")
+    assert chart.bars == ()
+    assert [tick.label for tick in chart.y_ticks] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+
+
+def test_joined_bars_stand_for_the_mean_of_their_neighbours() -> None:
+    rising = [(float(x), [float(x), 1.0]) for x in range(2 * MOST_BARS)]
+    chart = bar_chart(rising, "iteration")
+    highest = 2 * MOST_BARS - 1.5 + 1.0  # the mean of the last two, and the piece above it
+    assert [tick.label for tick in chart.y_ticks] == ["0", "50", "100"]
+    first = [bar for bar in chart.bars if bar.kind == 0]
+    scale = (BOTTOM - TOP) / highest
+    for place in (10, 30, 59):
+        assert first[place].height == pytest.approx((2 * place + 0.5) * scale, abs=0.11)
+
+
+def test_a_line_has_dots_where_asked_or_where_a_line_would_be_invisible() -> None:
+    points = [(0.0, 1.0), (1.0, 2.0)]
+    plain, dotted, alone = (
+        Series(name="p", points=points),
+        Series(name="d", points=points, dots=True),
+        Series(name="a", points=points[:1]),
+    )
+    lines = line_chart([plain, dotted, alone], "iteration").lines
+    assert [len(line.dots) for line in lines] == [0, 2, 1]
+    assert [line.name for line in lines] == ["p", "d", "a"]

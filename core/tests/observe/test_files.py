@@ -14,6 +14,7 @@ import pytest
 from drl.components import EMPTY
 from drl.observe.files import (
     append_json_line,
+    number,
     plain,
     read_json_lines,
     write_bytes_atomic,
@@ -154,3 +155,78 @@ def test_lines_that_are_json_but_no_object_are_named(tmp_path: Path) -> None:
     rows, remarks = read_json_lines(path)
     assert rows == [{"step": 4}]
     assert [remark.split()[2] for remark in remarks] == ["1", "3", "4"]
+
+
+def test_a_json_file_is_written_for_people_and_keeps_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json_atomic(path, {"b": [1, {"c": float("inf")}], "a": "żółw"})
+    assert path.read_text() == (
+        '{\n  "b": [\n    1,\n    {\n      "c": null\n    }\n  ],\n  "a": "\\u017c\\u00f3\\u0142w"\n}\n'
+    )
+
+
+def test_sets_come_in_order_and_the_types_of_a_class_are_no_value() -> None:
+    assert plain(frozenset({"b", "a", "c"})) == ["a", "b", "c"]
+    assert plain({3, 10, 2}) == [10, 2, 3]  # by their text, so that mixed sets have an order too
+    for wrong in (Point, b"bytes", bytearray(b"x"), object(), 1j):
+        with pytest.raises(TypeError, match="has no JSON form; give numbers, text, lists"):
+            plain(wrong)
+
+
+def test_a_first_row_has_no_empty_line_above_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    append_json_line(path, {"a": 1})
+    assert path.read_text() == '{"a": 1}\n'
+    append_json_line(path, {"a": 2})
+    assert path.read_text() == '{"a": 1}\n{"a": 2}\n'
+
+
+@pytest.mark.parametrize("torn", ["{", '{"a": 1}', "x" * 5000])
+def test_a_row_after_a_torn_one_starts_a_line_of_its_own(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(torn)
+    append_json_line(path, {"a": 2})
+    assert path.read_text() == f'{torn}\n{{"a": 2}}\n'
+
+
+def test_blank_lines_are_nothing_and_lines_are_counted_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\n  \t\n{"a": 1}\r\n\n7\n\xff\n')
+    rows, remarks = read_json_lines(path)
+    assert rows == [{"a": 1}]
+    assert [remark.split()[2] for remark in remarks] == ["5", "6"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (3, 3.0),
+        (-0.5, -0.5),
+        (True, None),
+        ("3", None),
+        (None, None),
+        ([1], None),
+        (float("nan"), None),
+        (float("-inf"), None),
+        (10**400, None),
+        (-(10**400), None),
+    ],
+)
+def test_only_finite_numbers_of_usable_size_are_numbers(
+    value: object, expected: float | None
+) -> None:
+    assert number(value) == expected
+
+
+def test_a_folder_in_the_way_of_a_file_is_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a.json" / "inside").mkdir(parents=True)
+    with pytest.raises(OSError):
+        write_text_atomic(tmp_path / "a.json", "text")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json" / "inside").is_dir()
+
+
+def test_a_folder_that_is_not_there_is_an_error_and_made_by_nobody(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_bytes_atomic(tmp_path / "absent" / "file", b"x")
+    assert list(tmp_path.iterdir()) == []

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFont
 
 from drl.errors import ContractError
 from drl.observe.pictures import (
@@ -170,3 +172,77 @@ def test_samples_are_saved_with_their_own_pixels_a_sheet_and_an_index(
 def test_a_prompt_that_occurs_twice_keeps_both_pictures(tmp_path: Path, make_sample: Make) -> None:
     sheet = save_samples(tmp_path, [make_sample(row=0), make_sample(row=1)], rows=1)
     assert len(json.loads((sheet.parent / "samples.json").read_text())) == 2
+
+
+@pytest.mark.parametrize(("value", "level"), [(-0.01, 0), (1.01, 255), (-1e-4, 0), (1 + 1e-4, 255)])
+def test_what_rounding_pushes_a_little_out_of_range_is_clipped(value: float, level: int) -> None:
+    pixels = torch.full((1, 1, 2, 2), 0.5)
+    pixels[0, 0, 0, 0] = value
+    assert to_image(Media(pixels=pixels)).getpixel((0, 0)) == level
+
+
+@pytest.mark.parametrize("value", [-0.0101, 1.0101])
+def test_what_is_further_out_of_range_is_refused_with_the_range(value: float) -> None:
+    pixels = torch.full((1, 1, 2, 2), 0.5)
+    pixels[0, 0, 1, 1] = value
+    with pytest.raises(ContractError, match=rf"ranges from .*{value:g}"):
+        to_image(Media(pixels=pixels))
+
+
+def test_infinite_and_undefined_pixels_have_a_level_of_their_own() -> None:
+    pixels = torch.tensor([float("nan"), float("inf"), float("-inf"), 0.5]).reshape(1, 1, 2, 2)
+    assert list(to_image(Media(pixels=pixels)).tobytes()) == [0, 255, 0, 128]
+
+
+def test_a_caption_stands_below_its_picture_and_nowhere_else() -> None:
+    white = Image.new("RGB", (90, 20), "white")
+    sheet = np.asarray(contact_sheet([(white, "0.50  word"), (white, "")], rows=2))
+    background = np.array([0xF4, 0xF4, 0xF5])
+    ink = np.argwhere((sheet != background).any(2) & (sheet != 255).any(2))
+    assert ink[:, 0].min() >= 6 + 20
+    assert ink[:, 0].max() < 6 + 20 + 16
+    assert ink[:, 1].min() >= 6
+    assert (sheet[6:26, 6:96] == 255).all()
+
+
+def test_a_caption_is_cut_where_its_cell_ends_and_no_earlier() -> None:
+    font = ImageFont.load_default(size=11)
+    text = "0.50  a wooden sign"
+    width = math.ceil(font.getlength(text))
+    cut = {
+        side: ink_width(contact_sheet([(Image.new("RGB", (side, 8), "white"), text)], rows=1))
+        for side in (width, width - 1, width // 2, 3)
+    }
+    assert cut[width] == pytest.approx(width, abs=3)
+    for side in (width - 1, width // 2):
+        assert side - 15 < cut[side] <= side
+    assert cut[3] > 0  # where nothing fits, three dots stand for the text
+
+
+def ink_width(sheet: Image.Image) -> int:
+    """Width of what is written into the caption's strip."""
+    strip = np.asarray(sheet)[-22:-6]
+    columns = np.flatnonzero((strip < 0xC0).all(2).any(0))
+    return int(columns.max() - columns.min() + 1) if len(columns) else 0
+
+
+def test_more_rows_than_pictures_make_one_column() -> None:
+    picture = Image.new("RGB", (10, 10))
+    tall = contact_sheet([(picture, "")] * 3, rows=7)
+    wide = contact_sheet([(picture, "")] * 3, rows=1)
+    assert tall.size == (10 + 12, 3 * 32 + 6)
+    assert wide.size == (3 * 16 + 6, 32 + 6)
+
+
+def test_a_picture_of_the_full_size_is_left_alone() -> None:
+    for size in ((256, 256), (145, 3), (144, 144), (73, 1)):
+        assert zoom(Image.new("RGB", size)).size == size
+    assert zoom(Image.new("RGB", (72, 1))).size == (144, 2)
+    assert zoom(Image.new("RGB", (257, 1))).size == (256, 1)
+
+
+@pytest.mark.parametrize("rows", [0, -1])
+def test_a_sheet_without_rows_is_refused_with_both_numbers(rows: int) -> None:
+    tiles = [(Image.new("RGB", (4, 4)), "")] * 2
+    with pytest.raises(ValueError, match=f"needs pictures and rows, got 2 and {rows}"):
+        contact_sheet(tiles, rows)

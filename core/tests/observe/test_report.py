@@ -12,7 +12,7 @@ import pytest
 from drl.interfaces.updater import PushReport
 from drl.observe.directory import RunDirectory
 from drl.observe.files import append_json_line, write_json_atomic
-from drl.observe.report import duration_words, size_words, write_report
+from drl.observe.report import duration_words, gather, size_words, write_report
 from drl.observe.summary import record_push
 from drl.types import Sample
 
@@ -248,7 +248,12 @@ def test_versions_components_and_recipe_are_shown(run: RunDirectory, page_of: Pa
     [
         (0.254, "0.25 s"),
         (42.4, "42 s"),
+        (9.99, "10 s"),
+        (119.4, "119 s"),
+        (119.6, "2 min 00 s"),
         (185, "3 min 05 s"),
+        (7199, "119 min 59 s"),
+        (7200, "2 h 00 min"),
         (7800, "2 h 10 min"),
         (float("inf"), "?"),
         ("x", "?"),
@@ -262,6 +267,8 @@ def test_times_are_written_for_people(seconds: object, words: str) -> None:
     ("count", "words"),
     [
         (512, "512 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
         (1500, "1.5 kB"),
         (9.5e6, "9.5 MB"),
         (2e9, "2.0 GB"),
@@ -271,3 +278,78 @@ def test_times_are_written_for_people(seconds: object, words: str) -> None:
 )
 def test_sizes_are_written_for_people(count: object, words: str) -> None:
     assert size_words(count) == words
+
+
+@pytest.mark.parametrize(
+    ("count", "failed", "shown"),
+    [
+        (12, (), [*range(12)]),
+        (13, (), [0, *range(5, 13)]),
+        (13, (0, 12), [0, *range(5, 13)]),
+        (30, (3, 20, 25), [0, 3, 20, *range(22, 30)]),
+        (60, tuple(range(1, 40)), [0, *range(1, 13), *range(52, 60)]),
+    ],
+)
+def test_of_many_pushes_the_first_the_newest_and_the_bad_are_shown_once(
+    run: RunDirectory, push: Push, count: int, failed: tuple[int, ...], shown: list[int]
+) -> None:
+    run.sync.unlink()
+    for version in range(count):
+        record_push(run, push(version, missing=("w",) if version in failed else ()), "equal")
+    view = gather(run)
+    assert [row["version"] for row in view.pushes] == shown
+    assert view.push_count == count
+
+
+def test_a_step_at_the_limit_passes_and_steps_stand_in_their_order(run: RunDirectory) -> None:
+    summary = json.loads(run.summary.read_text())
+    steps = {"10": 1e-5, "9": 1.1e-5, "0": 0.0, "-1": 1.0, "1234567": 1.0, "x": 1.0, "2": None}
+    summary["parity"] = {"limit": 1e-5, "by_step": steps}
+    write_json_atomic(run.summary, summary)
+    rows = [(row.step, row.difference, row.passed) for row in gather(run).parity]
+    assert rows == [(0, 0.0, True), (9, 1.1e-5, False), (10, 1e-5, True)]
+
+
+def test_parity_without_a_limit_is_shown_without_a_judgement(run: RunDirectory) -> None:
+    summary = json.loads(run.summary.read_text())
+    del summary["parity"]["limit"]
+    write_json_atomic(run.summary, summary)
+    run.recipe.write_text("")
+    view = gather(run)
+    assert (view.parity_limit, {row.passed for row in view.parity}) == (None, {None})
+
+
+def test_what_is_damaged_is_named_once_and_the_rest_is_read(run: RunDirectory, row_of: Row) -> None:
+    run.recipe.write_text("[run\n")
+    run.plugins.write_text("[1, 2]")
+    with run.metrics.open("a") as file:
+        file.write('{"step": 5, "train/lo')
+    view = gather(run)
+    assert view.remarks == (
+        "recipe.toml is not valid TOML; it is shown as it is",
+        "metrics.jsonl line 6 is not a whole JSON object; it was left out",
+        "plugins.json is no JSON object; it was left out",
+    )
+    assert (view.recipe, view.components, view.missing) == ("[run\n", (), ())
+    assert view.panels
+
+
+def test_scores_before_training_are_no_iteration(run: RunDirectory, row_of: Row) -> None:
+    run.summary.unlink()
+    append_json_line(run.metrics, {"step": -1, "eval/heldout": 0.1})
+    assert gather(run).facts[0] == ("iterations", "5")
+
+
+@pytest.mark.parametrize("wrong", [None, "text", [1], {"ci_low": 1.0}, {"before": True}])
+def test_a_comparison_that_lacks_a_figure_is_not_shown(run: RunDirectory, wrong: object) -> None:
+    summary = json.loads(run.summary.read_text())
+    whole = summary["heldout"]
+    summary["heldout"] = wrong
+    write_json_atomic(run.summary, summary)
+    assert [result.title for result in gather(run).results] == [
+        "Held-out reward, rollout's own sampler"
+    ]
+    for key in ("before", "after", "difference", "ci_low", "ci_high"):
+        summary["heldout"] = {name: value for name, value in whole.items() if name != key}
+        write_json_atomic(run.summary, summary)
+        assert len(gather(run).results) == 1

@@ -299,3 +299,54 @@ def test_the_headline_is_one_line_with_counts_interval_and_sampler() -> None:
 )
 def test_only_an_interval_without_zero_allows_a_claim(low: float, high: float, claim: str) -> None:
     assert verdict(low, high).startswith(claim)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ([], "no seeds"),
+        ([7, 7], "seed 7"),
+        ([3, 1, 2, 2], "seeds 1..3"),
+        ([1, 3], "seeds 1 3"),
+        ([9, 1, 3, 5], "seeds 1 3 5 9"),
+        ([1, 3, 5, 7, 9], "seeds 1 3 5 7 and 1 more"),
+    ],
+)
+def test_seeds_are_named_once_in_order_and_not_all(seeds: list[int], words: str) -> None:
+    sampling = Sampling(num_steps=1, height=1, width=1)
+    assert sampler_sentence(sampling, seeds).endswith(f", {words}")
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_sample_that_stands_twice_on_one_side_is_refused(make_sample: Make, side: str) -> None:
+    once, twice = [make_sample(0), make_sample(1)], [make_sample(0), make_sample(1), make_sample(1)]
+    before, after = (twice, once) if side == "before" else (once, twice)
+    with pytest.raises(ValueError, match=rf"got {len(before)} and {len(after)} samples, unpaired"):
+        pair_samples(before, after)
+
+
+@pytest.mark.parametrize("named", ["missing", "unexpected"])
+def test_names_on_one_side_alone_make_a_push_not_ok(tmp_path: Path, named: str) -> None:
+    run = RunDirectory.create(tmp_path, "run")
+    record_push(run, push(3, seconds=0.12345678, **{named: ("a", "b")}), "checksum equal")
+    row = json.loads(run.sync.read_text())
+    assert (row["ok"], row["seconds"]) == (False, 0.123457)
+    assert f"2 {'names missing' if named == 'missing' else 'unexpected'}" in row["verdict"]
+    record_push(run, push(4), "checksum equal")
+    record_push(run, push(5), "checksum equal")
+    totals = sync_totals(run)
+    assert totals is not None
+    assert (totals.ok, totals.pushes, totals.version) == (False, 3, 5)
+    assert totals.checksum == f"{5:064x}"
+
+
+def test_parity_is_read_from_its_own_figures_alone() -> None:
+    figures = {
+        "trust/parity_step_10": 1.0,
+        "trust/parity_step_2": 2.0,
+        "trust/parity_worst": 3.0,
+        "trust/parity_step_": 4.0,
+        "trust/parity_step_1234567": 5.0,
+        "xtrust/parity_step_1": 6.0,
+    }
+    assert parity_steps(figures) == {10: 1.0, 2: 2.0}

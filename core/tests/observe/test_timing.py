@@ -151,3 +151,43 @@ def test_phases_of_leaves_out_sums_ratios_and_other_metrics() -> None:
         "train/loss": 0.0,
     }
     assert phases_of(row) == {"rollout": 1.0}
+
+
+class Still:
+    """A clock that stands."""
+
+    def __call__(self) -> float:
+        return 7.0
+
+
+def test_an_iteration_without_duration_has_no_ratio_to_divide_by() -> None:
+    phases = Phases(Still())
+    with phases.phase("train"):
+        pass
+    figures = phases.finish()
+    assert (figures["perf/train_wait_time"], figures["perf/wait_time_ratio"]) == (0.0, 0.0)
+
+
+def test_the_trainer_waits_for_all_that_is_not_training() -> None:
+    hand = Hand()
+    phases = Phases(hand)
+    with phases.phase("rollout"):
+        hand.now += 6.0
+    with phases.phase("train"):
+        hand.now += 2.0
+    figures = phases.finish()
+    assert (figures["perf/train_wait_time"], figures["perf/wait_time_ratio"]) == (6.0, 0.75)
+    assert "perf/train_wait_time" not in phases.finish()
+
+
+def test_totals_are_of_all_iterations_and_cannot_be_changed_from_outside() -> None:
+    hand = Hand()
+    phases = Phases(hand)
+    for seconds in (1.0, 2.0):
+        with phases.phase("train"):
+            hand.now += seconds
+        hand.now += 0.5
+        phases.finish()
+    phases.totals["train"] = 0.0  # type: ignore[index]
+    assert phases.totals == {"train": 3.0, "step": 4.0}
+    assert phases.current is None

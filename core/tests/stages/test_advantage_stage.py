@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from drl.stages.advantage import grouped_rewards, identical_samples, reward_metrics
+from drl.errors import ContractError
+from drl.stages.advantage import estimate, grouped_rewards, identical_samples, reward_metrics
 from drl.testing import make_prompt, make_sample
-from drl.types import Group, Rollout, Score
+from drl.types import Advantages, Group, Rollout, Score
 
 
 def rollout(rewards_by_group, dropped=None):
@@ -55,3 +58,79 @@ def test_identical_samples_within_a_group_are_counted():
     assert identical_samples(made) == 0
     samples[2].media = samples[0].media
     assert identical_samples(made) == 1
+
+
+class Answers:
+    """An estimator that gives what a test wants, whatever it is asked."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def advantages(self, rewards):
+        return Advantages(values=self.values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.zeros(2),
+        torch.zeros(3, 1),
+        torch.tensor([0.0, math.nan, 0.0]),
+        torch.tensor([0.0, math.inf, 0.0]),
+    ],
+)
+def test_an_estimator_must_give_one_finite_value_per_sample(values):
+    run = SimpleNamespace(advantage=Answers(values))
+    with pytest.raises(
+        ContractError, match=r"Answers must return one finite value per sample \(\(3,"
+    ):
+        estimate(run, rollout({0: [1.0, 2.0, None]}))
+
+
+def test_sound_advantages_are_passed_on_and_losses_without_rewards_get_none():
+    values = torch.tensor([1.0, -1.0])
+    made = estimate(SimpleNamespace(advantage=Answers(values)), rollout({0: [1.0, 2.0]}))
+    assert made.values is values
+    assert estimate(SimpleNamespace(advantage=None), rollout({0: [1.0]})) is None
+
+
+def test_a_removed_sample_still_counts_for_its_group():
+    made = rollout({0: [1.0, 3.0]})
+    made.groups[0].samples[0].removed = True
+    assert grouped_rewards(made).valid.tolist() == [True, True]
+
+
+def test_figures_of_the_rewards_by_hand():
+    figures = reward_metrics(rollout({0: [1.0, 2.0, 4.0], 1: [9.0, None]}))
+    assert figures["rollout/reward/raw_min"] == 1.0
+    assert figures["rollout/reward/raw_max"] == 9.0
+    assert figures["rollout/reward/raw_median"] == 2.0  # the lower of the two in the middle
+    assert figures["rollout/reward/raw_num_samples"] == 4.0
+    assert figures["rollout/reward/raw_std"] == pytest.approx(38.0**0.5 / 2)
+    assert figures["rollout/identical_samples"] == 3.0
+
+
+def test_the_mean_of_a_term_is_over_its_scores_alone():
+    made = rollout({0: [1.0, 3.0, 5.0]})
+    first, second, third = made.groups[0].samples
+    first.scores = {"ocr": Score(value=1.0), "jpeg": Score(value=-2.0)}
+    second.scores = {"ocr": Score(value=None, failure="x"), "jpeg": Score(value=math.inf)}
+    third.scores = {"ocr": Score(value=math.nan)}
+    figures = reward_metrics(made)
+    assert figures["rollout/reward/ocr_mean"] == 1.0
+    assert figures["rollout/reward/jpeg_mean"] == -2.0
+    names = [name for name in figures if name.endswith(("ocr_mean", "jpeg_mean"))]
+    assert names == ["rollout/reward/jpeg_mean", "rollout/reward/ocr_mean"]
+
+
+def test_a_term_nobody_could_score_has_no_mean():
+    made = rollout({0: [1.0]})
+    made.groups[0].samples[0].scores = {"ocr": Score(value=None, failure="x")}
+    assert "rollout/reward/ocr_mean" not in reward_metrics(made)
+
+
+def test_pictures_that_are_absent_are_not_identical():
+    made = rollout({0: [1.0, 1.0, 1.0]})
+    for sample in made.groups[0].samples[:2]:
+        sample.media = None
+    assert identical_samples(made) == 0

@@ -89,9 +89,13 @@ def test_batch_plan_reads_the_recipe():
         ),
         sde=SimpleNamespace(num_steps=3, step_strategy="sde_window"),
         sampling=SimpleNamespace(num_steps=8),
+        cluster=SimpleNamespace(actor_num_nodes=1, actor_num_gpus_per_node=3),
     )
     plan = batch_plan(recipe)
-    assert (plan.optimizer_steps, plan.pairs_per_step, plan.micro_batches) == (2, 96, 6)
+    # 32 samples on 3 ranks: 11 of 3 pairs on the fullest, in micro-batches of 16
+    assert (plan.optimizer_steps, plan.pairs_per_step, plan.micro_batches) == (2, 96, 3)
+    assert plan.ranks == 3
+    assert "3 micro-batches of 16 pairs on each of 3 rank(s), 48 rows of filler" in plan.lines()
 
 
 def test_strategy_all_makes_every_denoising_step_a_pair():
@@ -102,6 +106,7 @@ def test_strategy_all_makes_every_denoising_step_a_pair():
         ),
         sde=SimpleNamespace(num_steps=2, step_strategy="all"),
         sampling=SimpleNamespace(num_steps=5),
+        cluster=SimpleNamespace(actor_num_nodes=1, actor_num_gpus_per_node=1),
     )
     assert batch_plan(recipe).pairs_per_sample == 5
 
@@ -176,3 +181,14 @@ def test_units_are_samples_or_whole_groups():
     samples = [make_sample(index=n, group_index=g) for n, g in enumerate([0, 0, 0, 1, 2, 2])]
     assert unit_spans("sample", samples) == [(n, n + 1) for n in range(6)]
     assert unit_spans("group", samples) == [(0, 3), (3, 4), (4, 6)]
+
+
+def test_ranks_that_need_different_components_at_once_are_refused():
+    units = units_of(4, 1)
+    late = [[replace(pair, component="transformer_2") for pair in unit] for unit in units[2:]]
+    mixed = [*units[:2], *late]
+    build_shards(mixed, steps=2, micro_batch_size=1, ranks=2, rollout_id=0)
+    with pytest.raises(
+        BatchError, match=r"B13: in micro-batch 0 of optimizer step 0 .*transformer_2"
+    ):
+        build_shards(mixed, steps=1, micro_batch_size=2, ranks=2, rollout_id=0)

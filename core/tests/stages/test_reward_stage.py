@@ -52,3 +52,51 @@ def test_a_rollout_without_one_reward_always_stops():
         require_some(samples, 4)
     samples[1].reward = 0.0
     require_some(samples, 4)
+
+
+def test_scores_stay_with_their_samples_and_weigh_as_the_recipe_says():
+    samples = [make_sample(index=n) for n in range(3)]
+    scores = [{"a": Score(value=float(n)), "b": Score(value=10.0 * n)} for n in range(3)]
+    assign_rewards(samples, scores, {"a": 1.0, "b": -0.5}, on_failure="error")
+    assert [sample.reward for sample in samples] == [0.0, -4.0, -8.0]
+    assert [sample.scores for sample in samples] == scores
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_more_or_fewer_scores_than_samples_are_a_mistake(count):
+    with pytest.raises(ValueError):
+        assign_rewards(
+            [make_sample(), make_sample()],
+            [{"a": Score(value=1.0)}] * count,
+            {"a": 1.0},
+            on_failure="mask",
+        )
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_an_infinite_score_is_a_failure_too_and_named_by_its_value(value):
+    with pytest.raises(RewardError, match=rf"\{{'a': 'value {value}'\}}"):
+        assign_rewards([make_sample()], [{"a": Score(value=value)}], {"a": 1.0}, on_failure="error")
+
+
+def test_only_terms_that_count_are_blamed():
+    terms = {
+        "a": Score(value=None, failure="offline"),
+        "b": Score(value=1.0),
+        "c": Score(value=None, failure="never mind"),
+    }
+    with pytest.raises(RewardError) as failure:
+        assign_rewards(
+            [make_sample(index=3, group_index=8)],
+            [terms],
+            {"a": 1.0, "b": 1.0, "c": 0.0},
+            on_failure="error",
+        )
+    assert str(failure.value).splitlines()[0] == (
+        "sample 3 (prompt row 8) got no reward: {'a': 'offline'}"
+    )
+
+
+def test_no_samples_are_no_failure():
+    require_some([], 0)
+    assign_rewards([], [], {"a": 1.0}, on_failure="error")

@@ -15,7 +15,7 @@ from drl.stages.rollout import (
     training_sampling,
 )
 from drl.testing import make_prompt
-from drl.types import Context
+from drl.types import Context, Sampling
 
 
 class Fixed(StepStrategy):
@@ -120,3 +120,70 @@ def test_a_bare_count_means_the_first_steps():
     assert first.kept_latents == (0, 1, 2, 3)
     request = StepRequest(num_steps=2, seed=0, group_index=0, rollout_id=0)
     assert choose_steps(None, request, 5) == StepChoice(sde=(0, 1), kept=(0, 1, 2))
+
+
+def test_a_rollout_asks_for_the_settings_of_the_recipe():
+    given = recipe()
+    given.sampling.flow_shift, given.sampling.true_cfg_scale = 3.0, 1.5
+    given.sampling.negative_prompt, given.sampling.generator_device = "blurred", "cuda"
+    shared = {
+        "height": 16,
+        "width": 48,
+        "num_frames": 1,
+        "flow_shift": 3.0,
+        "guidance_scale": 1.0,
+        "true_cfg_scale": 1.5,
+        "negative_prompt": "blurred",
+        "generator_device": "cuda",
+    }
+    assert training_sampling(given) == Sampling(
+        **shared, num_steps=8, sde_type="cps", noise_level=0.7, log_prob_no_const=True
+    )
+    given.eval.num_steps = 40
+    assert evaluation_sampling(given) == Sampling(
+        **shared, num_steps=40, sde_type="ode", noise_level=0.0, log_prob_no_const=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept", "said"),
+    [
+        ((1, 0), None, "numbers must ascend"),
+        ((1, 1), None, "numbers must ascend"),
+        ((-1,), None, "lie in the schedule"),
+        ((8,), None, r"chose \(8,\) of 8 steps"),
+        ((2,), (2,), r"trains steps \(2,\) but keeps latents \(2,\)"),
+        ((2,), (3,), "its own latent and the next one"),
+        ((0, 5), (0, 1, 5), "each trained step needs"),
+    ],
+)
+def test_a_choice_that_no_trainer_could_use_is_refused_by_the_strategys_name(chosen, kept, said):
+    request = StepRequest(num_steps=8, seed=0, group_index=0, rollout_id=0)
+    strategy = Fixed(StepChoice(sde=chosen, kept=kept))
+    with pytest.raises(ContractError, match=said) as refusal:
+        choose_steps(strategy, request, 3)
+    assert str(refusal.value).startswith("step strategy Fixed ")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [((0,), (0, 1)), ((7,), (7, 8)), ((0, 7), None), (None, None), ((), ()), ((1,), (5, 2, 1))],
+)
+def test_a_sound_choice_is_passed_on_as_it_is(chosen, kept):
+    choice = StepChoice(sde=chosen, kept=kept)
+    request = StepRequest(num_steps=8, seed=0, group_index=0, rollout_id=0)
+    assert choose_steps(Fixed(choice), request, 3) is choice
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "kept"),
+    [
+        (0, (), (0,)),
+        (1, (0,), (0, 1)),
+        (3, (0, 1, 2), (0, 1, 2, 3)),
+        (9, (0, 1, 2, 3), (0, 1, 2, 3, 4)),
+    ],
+)
+def test_without_a_strategy_the_first_steps_and_the_latents_around_them_are_it(count, steps, kept):
+    request = StepRequest(num_steps=4, seed=0, group_index=0, rollout_id=0)
+    assert choose_steps(None, request, count) == StepChoice(sde=steps, kept=kept)

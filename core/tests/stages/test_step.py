@@ -59,3 +59,28 @@ def test_parameters_without_gradient_are_left_out():
 
 def test_rows_of_one_rollout_are_averaged_by_name():
     assert mean_of([{"a": 1.0, "b": 4.0}, {"a": 3.0}]) == {"a": 2.0, "b": 4.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_norm_is_taken_in_float32_whatever_dtype_the_gradients_have(dtype: torch.dtype) -> None:
+    """In bfloat16 sqrt(90000 + 90000) would be 424, and in float16 the sum of squares overflows."""
+    weights = [nn.Parameter(torch.zeros(1, dtype=dtype)) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 300.0)
+    norm, broken = clip_gradients([(f"w{n}", w) for n, w in enumerate(weights)], 1e9)
+    assert norm == pytest.approx(300 * 2**0.5, rel=1e-6)
+    assert broken is None
+    assert [weight.grad.item() for weight in weights] == [300.0, 300.0]
+
+
+def test_narrow_gradients_are_clipped_in_place_and_keep_their_dtype() -> None:
+    weight = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    weight.grad = torch.full_like(weight, 8.0)
+    norm, _ = clip_gradients([("w", weight)], 4.0)
+    assert norm == 16.0
+    assert weight.grad.dtype == torch.bfloat16
+    assert weight.grad.tolist() == [2.0] * 4
+
+
+def test_no_gradient_has_norm_0() -> None:
+    assert clip_gradients([("w", nn.Parameter(torch.zeros(1)))], 1.0) == (0.0, None)

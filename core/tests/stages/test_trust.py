@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from drl.errors import TrustError
-from drl.stages.trust import check_samples, prove_parity_once, unproven_settings
+from drl.stages.trust import (
+    check_echoes,
+    check_samples,
+    prove_parity_once,
+    unproven_settings,
+)
 from drl.testing import make_prompt, make_sample
 from drl.types import Media, ParityReport, RolloutRequest, Sampling
 
@@ -115,3 +120,134 @@ def test_parity_above_the_limit_or_nan_stops_before_the_first_step(worst):
     made, _ = parity_run({0: 0.0, 3: worst})
     with pytest.raises(TrustError, match="step 3"):
         prove_parity_once(made, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "got"),
+    [
+        ({"group_index": 1}, r"\(1, 0, 0\)"),
+        ({"member": 2}, r"\(0, 2, 0\)"),
+        ({"prompt": make_prompt(row=9)}, r"\(0, 0, 9\)"),
+    ],
+)
+def test_a_sample_of_another_place_is_refused_with_both_places(changes, got):
+    with pytest.raises(TrustError, match=rf"asked for .* \(0, 0, 0\), .* a sample of {got}"):
+        check_samples(run(), REQUEST, [sample(**changes)])
+
+
+@pytest.mark.parametrize(
+    ("used", "fine"),
+    [
+        (4.5, True),
+        (4.5 * (1 + 0.9e-6), True),
+        (4.5 * (1 + 1.2e-6), False),
+        ("4.5", False),
+        (None, False),
+    ],
+)
+def test_echoed_numbers_may_have_gone_through_single_precision(used, fine):
+    echo = {"guidance_scale": used}
+    if fine:
+        check_samples(run(), REQUEST, [sample(echo=echo)])
+    else:
+        with pytest.raises(TrustError, match=r"guidance_scale: asked for 4\.5"):
+            check_samples(run(), REQUEST, [sample(echo=echo)])
+
+
+@pytest.mark.parametrize(
+    ("used", "fine"), [(0.0, True), (9e-7, True), (2e-6, False), (-2e-6, False)]
+)
+def test_small_numbers_are_compared_absolutely(used, fine):
+    request = replace(REQUEST, sampling=replace(SAMPLING, noise_level=0.0))
+    given = sample(echo={"noise_level": used})
+    if fine:
+        check_samples(run(), request, [given])
+    else:
+        with pytest.raises(TrustError, match=r"noise_level: asked for 0\.0"):
+            check_samples(run(), request, [given])
+
+
+def test_a_setting_that_nobody_asked_for_is_another_setting():
+    with pytest.raises(TrustError, match="sparkle: asked for None, used 3"):
+        check_samples(run(), REQUEST, [sample(echo={"sparkle": 3})])
+
+
+def test_all_settings_that_differ_are_told_at_once():
+    echo = {"guidance_scale": 1.0, "flow_shift": 1.0, "sde_type": "sde"}
+    with pytest.raises(TrustError) as refusal:
+        check_samples(run(), REQUEST, [sample(echo=echo)])
+    assert str(refusal.value).splitlines()[1:] == [
+        "  guidance_scale: asked for 4.5, used 1.0",
+        "  flow_shift: asked for 3.0, used 1.0",
+    ]
+
+
+def test_an_echo_that_was_promised_and_kept_back_is_named():
+    check_echoes(frozenset({"flow_shift"}), [sample()])
+    check_echoes(frozenset(), [sample(echo={})])
+    with pytest.raises(
+        TrustError, match=r"echoes height, width, but a sample of group 0 came with"
+    ):
+        check_echoes(frozenset({"width", "flow_shift", "height"}), [sample()])
+
+
+def test_without_the_checks_of_settings_only_identity_counts():
+    lenient = run()
+    lenient.recipe.trust.settings = False
+    odd = sample(echo={"flow_shift": 1.0}, media=Media(pixels=torch.zeros(3, 1, 8, 8)))
+    check_samples(lenient, REQUEST, [odd])
+    with pytest.raises(TrustError, match="version 1"):
+        check_samples(lenient, REQUEST, [sample(version=1)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [((3, 1, 16, 16), None), ((3, 2, 16, 16), "2 frames of 16x16"), ((3, 1, 8, 16), "16x8")],
+)
+def test_frames_height_and_width_are_those_of_the_request(shape, said):
+    given = sample(media=Media(pixels=torch.zeros(shape)))
+    if said is None:
+        check_samples(run(), REQUEST, [given])
+    else:
+        with pytest.raises(TrustError, match=f"{said}; the recipe asks for 1 of 16x16"):
+            check_samples(run(), REQUEST, [given])
+
+
+@pytest.mark.parametrize(("off", "fine"), [(1e-7, True), (4e-7, False), (-4e-7, False)])
+def test_schedules_may_differ_by_rounding_and_no_more(off, fine):
+    own = torch.linspace(1.0, 0.0, 5)
+    own[3] += off
+    if fine:
+        check_samples(run(schedule=own), REQUEST, [sample()])
+    else:
+        with pytest.raises(TrustError, match="different noise schedules"):
+            check_samples(run(schedule=own), REQUEST, [sample()])
+
+
+def test_a_sample_without_trajectory_or_picture_has_nothing_to_compare():
+    own = torch.linspace(1.0, 0.5, 5)
+    check_samples(run(schedule=own), REQUEST, [sample(trajectory=None, media=None)])
+
+
+@pytest.mark.parametrize("switch", ["parity", "rollout", "known"])
+def test_parity_is_not_asked_when_it_is_off_impossible_or_known(switch):
+    made, said = parity_run({0: 1.0})
+    made.recipe.trust.parity = switch != "parity"
+    made.needs_rollout = switch != "rollout"
+    made.parity = ParityReport(by_step={}, rows=0) if switch == "known" else None
+    prove_parity_once(made, [])
+    assert said == []
+
+
+@pytest.mark.parametrize(("worst", "fine"), [(1e-5, True), (1.01e-5, False)])
+def test_parity_at_the_limit_passes_and_above_it_every_step_is_told(worst, fine):
+    made, said = parity_run({2: worst, 5: 3e-6})
+    if fine:
+        prove_parity_once(made, [])
+        assert said == ["parity: max |Δ log-prob| 1.00e-05 over 4 pairs (limit 1e-05)"]
+        return
+    with pytest.raises(TrustError) as refusal:
+        prove_parity_once(made, [])
+    assert "  step 2: 1.010e-05\n  step 5: 3.000e-06\n" in str(refusal.value)
+    assert said == []
+    assert made.parity is not None

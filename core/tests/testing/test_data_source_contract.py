@@ -1,11 +1,11 @@
 """The data source contract fails on sources that lose, double or forget prompts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
 
-from drl.api import Context, DataSource, Prompt
+from drl.api import Context, DataSource, Group, Prompt
 from drl.testing.contracts.data_source import DataSourceContract
 
 ROWS = 5
@@ -124,3 +124,136 @@ def test_an_honest_source_passes(name: str) -> None:
 def test_a_broken_source_is_caught(broken: type[DataSource], name: str) -> None:
     with pytest.raises(AssertionError):
         CHECKS[name](Checks(), lambda: broken(None, Context()))
+
+
+class Buffered(Counting):
+    """An honest source that takes groups back."""
+
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
+        self.returned: list[Prompt] = []
+
+    def take(self, count: int) -> list[Prompt]:
+        first, self.returned = self.returned[:count], self.returned[count:]
+        return [*first, *super().take(count - len(first))]
+
+    def give_back(self, groups: Sequence[Group]) -> None:
+        self.returned.extend(group.prompt for group in groups)
+
+    def state(self) -> dict[str, Any]:
+        kept = [[one.row, one.epoch, one.text] for one in self.returned]
+        return {**super().state(), "returned": kept}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.returned = [
+            Prompt(row=row, epoch=epoch, text=text) for row, epoch, text in state["returned"]
+        ]
+
+
+class Swallowing(Buffered):
+    """Takes groups back and never gives them out."""
+
+    def give_back(self, groups: Sequence[Group]) -> None:
+        return
+
+
+class Queueing(Buffered):
+    """Gives what came back out last."""
+
+    def take(self, count: int) -> list[Prompt]:
+        return Counting.take(self, count)
+
+
+class Stacking(Buffered):
+    """Turns the order round."""
+
+    def give_back(self, groups: Sequence[Group]) -> None:
+        super().give_back(list(reversed(groups)))
+
+
+class Careless(Buffered):
+    """Leaves what came back out of its state."""
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "returned": []}
+
+
+class Lenient(Counting):
+    """Has no buffer and takes groups all the same."""
+
+    def give_back(self, groups: Sequence[Group]) -> None:
+        return
+
+
+class Endless(Counting):
+    """Gives a prompt more than it was asked for."""
+
+    def take(self, count: int) -> list[Prompt]:
+        return super().take(count + 1)
+
+
+class Moody(Counting):
+    """Starts somewhere else every time."""
+
+    starts = 0
+
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
+        Moody.starts += 1
+        self.position = Moody.starts
+
+
+class Boundless(Counting):
+    """Claims epochs and does not know how long they are."""
+
+    def rows(self) -> None:  # type: ignore[override]
+        return None
+
+
+class BufferedChecks(Checks):
+    """The contract for a source with a buffer, called by hand."""
+
+    __test__ = False
+    capabilities: ClassVar[Mapping[str, bool]] = {"file": False}
+
+
+BUFFER: dict[str, Callable[[Checks, Make], None]] = {
+    "first": lambda c, make: c.test_groups_given_back_come_first(make()),
+    "survive": lambda c, make: c.test_groups_given_back_survive_a_resume(make),
+}
+
+
+@pytest.mark.parametrize("name", sorted({**CHECKS, **BUFFER}.keys() - {"no_buffer"}))
+def test_an_honest_source_with_a_buffer_passes(name: str) -> None:
+    {**CHECKS, **BUFFER}[name](BufferedChecks(), lambda: Buffered(None, Context()))
+
+
+@pytest.mark.parametrize(
+    ("broken", "name"),
+    [
+        (Swallowing, "first"),
+        (Queueing, "first"),
+        (Stacking, "first"),
+        (Careless, "survive"),
+        (Endless, "count"),
+        (Moody, "same"),
+        (Boundless, "epochs"),
+    ],
+)
+def test_a_source_that_loses_what_came_back_or_counts_wrongly_is_caught(
+    broken: type[DataSource], name: str
+) -> None:
+    with pytest.raises(AssertionError):
+        {**CHECKS, **BUFFER}[name](BufferedChecks(), lambda: broken(None, Context()))
+
+
+def test_a_source_that_states_no_buffer_must_refuse_groups() -> None:
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        CHECKS["no_buffer"](Checks(), lambda: Lenient(None, Context()))
+
+
+@pytest.mark.parametrize(("checks", "name"), [(Checks, "first"), (BufferedChecks, "no_buffer")])
+def test_what_a_source_states_decides_what_is_asked(checks: type[Checks], name: str) -> None:
+    with pytest.raises(pytest.skip.Exception, match=r"states buffer = False|it keeps a buffer"):
+        {**CHECKS, **BUFFER}[name](checks(), lambda: Buffered(None, Context()))

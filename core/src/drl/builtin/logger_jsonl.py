@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TextIO
 
 from drl.errors import ContractError, RunDirectoryError
 from drl.interfaces.logger import Logger, RunFacts
+from drl.observe.files import write_text_atomic
 from drl.types import Context
 
 FILE_NAME = "metrics.jsonl"
@@ -70,15 +70,11 @@ def drop_rows_from(path: Path, first: int) -> None:
     """
     content = path.read_text(encoding="utf-8")
     *lines, unfinished = content.split("\n")
-    kept = [line for number, line in enumerate(lines, start=1) if _step(path, number, line) < first]
-    if len(kept) == len(lines) and not unfinished:
-        return
-    fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    steps = [_step(path, number, line) for number, line in enumerate(lines, start=1)]
+    # a run that starts over also scores its untrained weights again, as step -1
+    kept = [line for line, step in zip(lines, steps, strict=True) if first > 0 and step < first]
+    if len(kept) < len(lines) or unfinished:
+        write_text_atomic(path, "".join(f"{line}\n" for line in kept))
 
 
 def _step(path: Path, number: int, line: str) -> int:

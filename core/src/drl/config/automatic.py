@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from drl.config.adapter_file import adapter_directories, options_of_adapter
 from drl.config.batch import batch_knobs
 from drl.config.draft import Draft, NotKnown
 from drl.config.layers import AUTO
@@ -37,6 +38,7 @@ def resolve_automatic(draft: Draft) -> None:
         if value is not None and value != draft.get_or_none(path):
             draft.put(path, value, AUTO)
     draft.run(_resolve_batch)
+    draft.run(_resolve_adapter)
 
 
 def _run_name(draft: Draft) -> str:
@@ -80,7 +82,21 @@ _AUTOMATIC: dict[str, Callable[[Draft], Any]] = {
     "eval.input_key": lambda draft: draft.get("data.input_key"),
     "algorithm.ref_mode": _reference,
     "sde.log_prob_no_const": _without_constants,
+    "lora.rank": lambda draft: draft.get("lora.r"),
+    "lora.alpha": lambda draft: draft.get("lora.lora_alpha"),
+    "lora.target_modules": lambda draft: draft.get("lora.lora_modules"),
 }
+
+
+def _resolve_adapter(draft: Draft) -> None:
+    """Take what the adapter that the run starts from says of itself."""
+    path = draft.get("lora.adapter_path")
+    if path is None:
+        return
+    first = next(iter(adapter_directories(path, draft.get("model.components")).values()))
+    for key, value in options_of_adapter(first).items():
+        if not draft.given(f"lora.{key}"):
+            draft.put(f"lora.{key}", value, AUTO)
 
 
 def _resolve_batch(draft: Draft) -> None:

@@ -74,6 +74,12 @@ class Draft:
         """True when a layer gave the option, so that its value is no default."""
         return path in self.tree.owners
 
+    def changed(self, path: str) -> bool:
+        """True when a layer gave one of core's options another value than its default."""
+        section, _, key = path.partition(".")
+        default = type(self.sections[section]).model_fields[key].default
+        return self.given(path) and self.get(path) != default
+
     def origin(self, path: str) -> str:
         """Return where the value of an option came from."""
         owner = self.tree.owners.get(path)

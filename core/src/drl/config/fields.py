@@ -54,6 +54,32 @@ def unique(values: tuple[str, ...]) -> tuple[str, ...]:
 Names = Annotated[tuple[str, ...], BeforeValidator(split_commas), AfterValidator(unique)]
 """Names, written as a list or as one string with commas."""
 
+_REGEX = re.compile(r"[\\^$*+?()\[\]{}|]")
+
+
+def module_spec(value: Any) -> Any:
+    """Turn "a, b" into a list; "all-linear" and text with signs of a regular expression stay text."""
+    if not isinstance(value, str) or value.lower() == "all-linear" or _REGEX.search(value):
+        return value
+    return split_commas(value)
+
+
+def pairs(value: Any) -> Any:
+    """Turn a table into a list of its pairs; anything else is left to the type check."""
+    return list(value.items()) if isinstance(value, dict) else value
+
+
+def init_name(value: Any) -> Any:
+    """Return drl's names for what PEFT writes as true and false."""
+    return {True: "kaiming-uniform", False: "random"}[value] if isinstance(value, bool) else value
+
+
+ModuleSpec = Annotated[
+    Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(unique)] | str,
+    BeforeValidator(module_spec),
+]
+"""Modules: names as a list or as one string with commas, or one regular expression."""
+
 ByteCount = Annotated[int, BeforeValidator(bytes_from_text)]
 """A number of bytes, or text such as "512MiB"."""
 

@@ -12,6 +12,7 @@ from drl.config.sections import (
     CheckpointSection,
     ClusterSection,
     DataSection,
+    EmaSection,
     EvalSection,
     LoggingSection,
     LoraSection,
@@ -53,6 +54,7 @@ class Recipe:
     cluster: ClusterSection
     train: TrainSection
     optimizer: OptimizerSection
+    ema: EmaSection
     rollout: RolloutSection
     sampling: SamplingSection
     sde: SdeSection

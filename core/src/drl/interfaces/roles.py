@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from pathlib import Path
 
+    from drl.checkpoint.state import RestoreOptions
     from drl.interfaces.engine import EngineHandle, WeightProof
     from drl.interfaces.updater import PushReport
+    from drl.lora import AdapterSnapshot
     from drl.types import ParityReport, RolloutRequest, Sample, Score, Shard, StepReport
 
 
 class TrainerRole(Protocol):
     """The trainer; every call reaches every rank."""
+
+    @property
+    def next_rollout(self) -> int:
+        """The rollout that comes next."""
+        ...
+
+    def use_updater(self, name: str) -> None:
+        """Push through the updater of this name from now on."""
+        ...
 
     def train(self, shards: Sequence[Shard]) -> Iterator[StepReport]:
         """Run all optimizer windows of a rollout, one report per step, in order."""
@@ -32,8 +44,25 @@ class TrainerRole(Protocol):
         """Write the training state into an existing empty folder."""
         ...
 
-    def restore(self, path: Path) -> int:
+    def begin_save(self, path: Path) -> Future[None]:
+        """Copy the training state and return; the future ends when it is in the existing folder."""
+        ...
+
+    def restore(self, path: Path, options: RestoreOptions = ...) -> int:
         """Read a training state; return the next rollout id."""
+        ...
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know about the state that was restored."""
+        ...
+
+    def adapters(self) -> Mapping[str, AdapterSnapshot]:
+        """Copy the adapters of every component to the CPU."""
+        ...
+
+    def write_weights(self, folder: Path) -> Sequence[Path]:
+        """Write the weights of fully trained components, whole; return the files."""
         ...
 
     def sleep(self) -> None:
@@ -42,6 +71,10 @@ class TrainerRole(Protocol):
 
     def wake(self) -> None:
         """Take device memory again."""
+        ...
+
+    def close(self) -> None:
+        """End every rank."""
         ...
 
 

@@ -11,14 +11,25 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from drl.lora.errors import LoraError, shown
-from drl.lora.init import INIT_SCHEMES
+from drl.lora.checks import (
+    ALL_LINEAR,
+    check_alpha,
+    check_choices,
+    check_layers,
+    check_orthogonal,
+    check_rank,
+    layer_indices,
+    module_spec,
+    names,
+    pattern_of_numbers,
+    targets,
+)
+from drl.lora.fields import canonical
+from drl.lora.init import BASE_SCHEMES
 
-ALL_LINEAR = "all-linear"
-# Far above any real rank; keeps a corrupt file from asking for terabytes.
-LARGEST_RANK = 1_000_000
+__all__ = ["ALL_LINEAR", "LoraConfig", "Number", "matching_key", "pattern_value"]
 
 Number = TypeVar("Number", int, float)
 
@@ -30,10 +41,13 @@ class LoraConfig:
     ``rank``: inner size r. ``alpha``: numerator of the scale ``alpha / r`` (a float is fine).
     ``target_modules``: a tuple of names matched as suffixes on whole path components, a str that
     must match the whole path as a regular expression, or ``"all-linear"``; ``exclude_modules``
-    takes the first two forms and wins. ``init``: ``"gaussian"`` (A ~ N(0, 1/r²), standard
-    deviation 1/r) or ``"kaiming-uniform"`` (PEFT's default). ``dropout``: on the adapter's input,
-    in training mode only. ``rank_pattern`` and ``alpha_pattern``: per-module values, first key
-    that matches wins. ``use_rslora``: scale ``alpha / sqrt(r)``.
+    takes the first two forms and wins. ``init``: see ``drl.lora.init``. ``dropout``: on the
+    adapter's input, in training mode only. ``rank_pattern`` and ``alpha_pattern``: per-module
+    values, first key that matches wins. ``use_rslora``: scale ``alpha / sqrt(r)``. ``bias``: which
+    biases train too: ``"none"``, ``"all"`` of the model, or those of adapted layers
+    (``"lora_only"``). ``modules_to_save``: suffixes of modules that are trained in full beside the
+    adapter. ``layers_to_transform``: adapt only blocks with these numbers; ``layers_pattern``: name
+    of the list that the numbers count in.
 
     Raises ``LoraError`` for a value outside its range; warns when alpha is 0.
     """
@@ -47,18 +61,48 @@ class LoraConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict, hash=False)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict, hash=False)
     use_rslora: bool = False
+    bias: str = "none"
+    modules_to_save: tuple[str, ...] = ()
+    layers_to_transform: tuple[int, ...] | None = None
+    layers_pattern: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_rank("rank", self.rank)
-        _check_alpha("alpha", self.alpha)
-        _check_choices(self)
-        object.__setattr__(self, "target_modules", _targets(self.target_modules))
-        exclude = _module_spec("exclude_modules", self.exclude_modules)
-        object.__setattr__(self, "exclude_modules", exclude)
-        object.__setattr__(self, "rank_pattern", _pattern("rank_pattern", self.rank_pattern))
-        object.__setattr__(self, "alpha_pattern", _pattern("alpha_pattern", self.alpha_pattern))
+        check_rank("rank", self.rank)
+        check_alpha("alpha", self.alpha)
+        check_choices(self.init, self.dropout, self.bias, self.use_rslora)
+        checked = {
+            "target_modules": targets(self.target_modules),
+            "exclude_modules": module_spec("exclude_modules", self.exclude_modules),
+            "rank_pattern": pattern_of_numbers("rank_pattern", self.rank_pattern, check_rank),
+            "alpha_pattern": pattern_of_numbers("alpha_pattern", self.alpha_pattern, check_alpha),
+            "modules_to_save": names("modules_to_save", self.modules_to_save),
+            "layers_to_transform": layer_indices(self.layers_to_transform),
+            "layers_pattern": names("layers_pattern", self.layers_pattern),
+        }
+        for key, value in checked.items():
+            object.__setattr__(self, key, value)
+        check_layers(self.target_modules, self.layers_to_transform, self.layers_pattern)
+        if self.init == "orthogonal":
+            check_orthogonal(self.rank, self.rank_pattern)
         if self.alpha == 0:
             warnings.warn("alpha is 0: the adapter's scale is 0, it has no effect", stacklevel=3)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> LoraConfig:
+        """Build a config from names and values, in drl's spelling or in PEFT's.
+
+        ``rank`` or ``r``, ``alpha`` or ``lora_alpha``, ``target_modules`` or ``lora_modules``,
+        ``dropout`` or ``lora_dropout``, ``init`` or ``init_lora_weights``. A value of None counts
+        as absent, and what is absent takes PEFT's default (rank 8, alpha 8, kaiming-uniform).
+        Raises ``LoraError`` for an unknown name, for both spellings with different values, and for
+        values outside their range.
+        """
+        return cls(**canonical(fields))
+
+    @property
+    def needs_base(self) -> bool:
+        """True when A and B are relative to start values taken from the base weight (pissa, olora)."""
+        return self.init in BASE_SCHEMES
 
     def rank_of(self, fqn: str) -> int:
         """Return the rank of the module at this path."""
@@ -86,87 +130,3 @@ def pattern_value(pattern: Mapping[str, Number], fqn: str, default: Number) -> N
     """Return the value of the first key that matches ``fqn``, or ``default``."""
     key = matching_key(pattern, fqn)
     return default if key is None else pattern[key]
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an int beyond the range of floats
-        return False
-
-
-def _check_rank(where: str, value: object) -> None:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or not 0 < value <= LARGEST_RANK:  # type: ignore[operator]
-        raise LoraError(
-            f"{where} (r) is {shown(value)}; it must be an integer from 1 to {LARGEST_RANK}"
-        )
-
-
-def _check_alpha(where: str, value: object) -> None:
-    if not _is_number(value) or value < 0:  # type: ignore[operator]
-        raise LoraError(
-            f"{where} (lora_alpha) is {shown(value)}; it must be a finite number, usually 1 to 2 "
-            "times the rank"
-        )
-
-
-def _check_choices(config: LoraConfig) -> None:
-    if not isinstance(config.init, str) or config.init not in INIT_SCHEMES:
-        raise LoraError(
-            f"init is {shown(config.init)}; it must be one of {', '.join(sorted(INIT_SCHEMES))}"
-        )
-    if not _is_number(config.dropout) or not 0 <= config.dropout < 1:
-        raise LoraError(
-            f"dropout (lora_dropout) is {shown(config.dropout)}; it must be a number in [0, 1)"
-        )
-    if not isinstance(config.use_rslora, bool):
-        raise LoraError(f"use_rslora is {shown(config.use_rslora)}; it must be true or false")
-
-
-def _targets(value: object) -> tuple[str, ...] | str:
-    if isinstance(value, str) and value.lower() == ALL_LINEAR:
-        return ALL_LINEAR
-    if not value:
-        raise LoraError(
-            "target_modules is empty, so no module would be adapted; name at least one module "
-            f'suffix such as "to_q", or "{ALL_LINEAR}"'
-        )
-    return _module_spec("target_modules", value)
-
-
-def _module_spec(where: str, value: object) -> tuple[str, ...] | str:
-    if isinstance(value, str):
-        check_regex(where, value)
-        return value
-    if not isinstance(value, tuple | list) or not all(isinstance(e, str) and e for e in value):
-        raise LoraError(
-            f"{where} is {shown(value)}; it must be a tuple of module names, or one str that is a "
-            "regular expression over the whole module path"
-        )
-    return tuple(value)
-
-
-def _pattern(where: str, value: object) -> dict[str, int | float]:
-    if not isinstance(value, Mapping):
-        raise LoraError(f"{where} is {shown(value)}; it must map module patterns to numbers")
-    for key, entry in value.items():
-        if not isinstance(key, str):
-            raise LoraError(f"{where} has the key {shown(key)}; keys must be module patterns")
-        check_regex(f"{where} key", rf"(.*\.)?({key})$")
-        check = _check_rank if where == "rank_pattern" else _check_alpha
-        check(f'{where}["{key}"]', entry)
-    return dict(value)
-
-
-def check_regex(where: str, expression: str) -> None:
-    """Raise ``LoraError`` when ``expression`` does not compile."""
-    try:
-        re.compile(expression)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise LoraError(
-            f"{where} {shown(expression)} is no valid regular expression ({error}); escape "
-            "special characters with a backslash"
-        ) from error

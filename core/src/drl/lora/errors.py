@@ -14,6 +14,8 @@ LONGEST_VALUE = 80
 class LoraError(DrlError, ValueError):
     """A LoRA setting, adapter tensor or adapter file that cannot be used; nothing was changed."""
 
+    exit_code = 2  # it was given; nothing ran yet
+
 
 class AdapterNotFound(LoraError, FileNotFoundError):
     """An adapter directory, or one of its files, does not exist."""

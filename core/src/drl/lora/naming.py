@@ -14,18 +14,25 @@ WRAPPER_COMPONENTS = frozenset(
 )
 PEFT_PREFIX = "base_model.model."
 MATRICES = ("lora_A", "lora_B")
+EMBEDDING_MATRICES = ("lora_embedding_A", "lora_embedding_B")
+# What wraps a module of the base model, and what adapters put beside it.
+BASE_COMPONENTS = frozenset({"base_layer", "original_module"})
+ADAPTER_PARTS = frozenset(
+    {*MATRICES, *EMBEDDING_MATRICES, "lora_bias", "lora_start", "modules_to_save"}
+)
 
 
 def to_plain_name(name: str) -> str:
     """Return ``name`` as the model without adapters and wrappers would spell it.
 
-    Drops wrapper components, then a leading ``base_model.model.``, then every ``base_layer``
-    component that is not the first. Works for module paths and for parameter names.
+    Drops wrapper components, then a leading ``base_model.model.``, then every ``base_layer`` or
+    ``original_module`` component that is not the first. Works for module paths and for parameter
+    names.
     """
     components = [part for part in name.split(".") if part not in WRAPPER_COMPONENTS]
     if components[:2] == ["base_model", "model"]:
         components = components[2:]
-    kept = [part for at, part in enumerate(components) if at == 0 or part != "base_layer"]
+    kept = [part for at, part in enumerate(components) if at == 0 or part not in BASE_COMPONENTS]
     return ".".join(kept)
 
 
@@ -46,8 +53,8 @@ def split_adapter_key(key: str) -> tuple[str, str] | None:
 
 
 def adapter_key(fqn: str, matrix: str) -> str:
-    """Return the key of one adapter tensor in a state: ``<fqn>.lora_A.weight``."""
-    return f"{fqn}.{matrix}.weight"
+    """Return the key of a matrix in a state: ``<fqn>.lora_A.weight``, ``<fqn>.lora_embedding_A``."""
+    return f"{fqn}.{matrix}" if matrix in EMBEDDING_MATRICES else f"{fqn}.{matrix}.weight"
 
 
 def to_pushed_name(key: str) -> str:
@@ -63,7 +70,7 @@ def to_pushed_name(key: str) -> str:
     else:
         path = to_plain_name(adapter[0])
         pushed = f"{path}.{adapter[1]}"
-    leftover = {"base_model", "base_layer", *MATRICES} & set(path.split("."))
+    leftover = {"base_model", *BASE_COMPONENTS, *ADAPTER_PARTS} & set(path.split("."))
     if leftover:
         raise LoraError(
             f'the training key "{key}" keeps "{sorted(leftover)[0]}" in its pushed name '

@@ -30,6 +30,9 @@ READ = frozenset(
         "alpha_pattern",
         "use_rslora",
         "bias",
+        "modules_to_save",
+        "layers_to_transform",
+        "layers_pattern",
     }
 )
 HARMLESS = frozenset(
@@ -54,9 +57,6 @@ CHANGES_FUNCTION = frozenset(
         "lora_bias",
         "fan_in_fan_out",
         "layer_replication",
-        "layers_to_transform",
-        "layers_pattern",
-        "modules_to_save",
         "target_parameters",
         "trainable_token_indices",
         "megatron_config",
@@ -69,11 +69,14 @@ CHANGES_FUNCTION = frozenset(
         "kasa_config",
     }
 )
+NEVER_NULL = ("r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "init_lora_weights")
 PRIVATE_BLOCK = "veomni_lora"
 
-PEFT_INIT = {"gaussian": "gaussian", "kaiming-uniform": True}
+# How an adapter started says nothing about a trained one. PEFT runs the start again when it loads,
+# and refuses "orthogonal" for convolutions and in older versions, so that one is written as true.
+PEFT_INIT = {"gaussian": "gaussian", "kaiming-uniform": True, "random": False, "orthogonal": True}
 # Start values that left the base weight alone: a stored adapter no longer depends on them.
-BASE_KEEPING_INITS = ("orthogonal", "eva", "mica")
+DATA_INITS = ("eva", "mica")
 
 
 def read_config(directory: Path) -> LoraConfig:
@@ -94,17 +97,9 @@ def parse_config(fields: Mapping[str, Any]) -> LoraConfig:
     """Turn the fields of an ``adapter_config.json`` into a ``LoraConfig``; see ``read_config``."""
     _check_kind(fields)
     _check_fields(fields)
-    return LoraConfig(
-        rank=fields.get("r", 8),
-        alpha=fields.get("lora_alpha", 8),
-        target_modules=fields.get("target_modules") or (),
-        init=_init_from_peft(fields.get("init_lora_weights", True)),
-        dropout=fields.get("lora_dropout", 0.0),
-        exclude_modules=fields.get("exclude_modules") or (),
-        rank_pattern=_or_empty(fields.get("rank_pattern")),
-        alpha_pattern=_or_empty(fields.get("alpha_pattern")),
-        use_rslora=fields.get("use_rslora", False),
-    )
+    read = {key: value for key, value in fields.items() if key in READ - {"peft_type"}}
+    init = fields.get("init_lora_weights", True)
+    return LoraConfig.from_fields({**read, "init_lora_weights": _init_from_peft(init)})
 
 
 def config_fields(
@@ -116,18 +111,24 @@ def config_fields(
     PEFT's ``LoraConfig``. ``all-linear`` is written as the resolved paths.
     """
     rank_pattern, alpha_pattern = stable_patterns(config, fqns)
+    layers: dict[str, Any] = {}
+    if config.layers_to_transform is not None:
+        layers["layers_to_transform"] = list(config.layers_to_transform)
+    if config.layers_pattern:
+        layers["layers_pattern"] = list(config.layers_pattern)
     return {
         "peft_type": "LORA",
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
-        "bias": "none",
+        "bias": config.bias,
         "use_rslora": config.use_rslora,
         "init_lora_weights": PEFT_INIT[config.init],
         "target_modules": _written_targets(config, fqns),
         "exclude_modules": _written_spec(config.exclude_modules) or None,
         "target_parameters": None,
-        "modules_to_save": None,
+        "modules_to_save": sorted(config.modules_to_save) or None,
+        **layers,
         "rank_pattern": rank_pattern,
         "alpha_pattern": alpha_pattern,
         "task_type": None,
@@ -173,11 +174,6 @@ def _check_kind(fields: Mapping[str, Any]) -> None:
     if kind != "LORA":
         given = "missing" if "peft_type" not in fields else shown(kind)
         raise LoraError(f'peft_type is {given}, not "LORA"; only LoRA adapters can be read')
-    bias = fields.get("bias", "none")
-    if bias not in ("none", "all", "lora_only"):
-        raise LoraError(f"bias is {shown(bias)}; it must be none, all or lora_only")
-    if bias != "none":
-        raise LoraError(f'bias is "{bias}": trained biases are not supported; train with bias none')
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
@@ -187,6 +183,9 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
         raise LoraError(
             f"not supported, and ignoring it would change what the adapter computes: {listed}"
         )
+    null = [key for key in NEVER_NULL if key in fields and fields[key] is None]
+    if null:
+        raise LoraError(f"{name_list(null)} must not be null; leave the field out for its default")
     if _private_mode(fields) is not None:
         raise LoraError(f"{PRIVATE_BLOCK}.moe_mode is set: expert adapters are not supported")
     tuned = sorted(key for key in ONLY_INIT if _is_set(fields.get(key)))
@@ -199,7 +198,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def _is_set(value: object) -> bool:
-    # Not by truth or equality: layers_to_transform = 0 means layer 0.
+    # Not by truth: 0 may be a setting.
     return value is not None and value is not False and value not in ([], {})
 
 
@@ -208,27 +207,17 @@ def _private_mode(fields: Mapping[str, Any]) -> object:
     return block.get("moe_mode") if isinstance(block, dict) else block
 
 
-def _init_from_peft(value: object) -> str:
-    if value is True:
-        return "kaiming-uniform"
-    if value == "gaussian":
-        return "gaussian"
-    if value is False or value in BASE_KEEPING_INITS:
+def _init_from_peft(value: object) -> object:
+    if value in DATA_INITS:
         warnings.warn(
             f"init_lora_weights = {shown(value)} only says how training started; a fresh adapter "
             'from this config would start as "kaiming-uniform"',
             stacklevel=5,
         )
-        return "kaiming-uniform"
-    raise LoraError(
-        f"init_lora_weights is {shown(value)}: schemes such as pissa, olora, corda, lora_ga and "
-        "loftq change the base weights, which the file does not hold. Convert the adapter with "
-        "PEFT (save_pretrained(path_initial_model_for_weight_conversion=...)) and load the result"
-    )
-
-
-def _or_empty(value: Any) -> Any:
-    return {} if value is None else value
+        return True
+    if not isinstance(value, bool | str) and value is not None:
+        raise LoraError(f"init_lora_weights is {shown(value)}; it must be true, false or a name")
+    return value
 
 
 def _written_targets(config: LoraConfig, fqns: Collection[str]) -> list[str] | str:

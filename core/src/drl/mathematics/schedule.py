@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
+from typing import Any
 
-from drl.errors import BadInput
+from drl.errors import BadInput, CheckpointError
 
 STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 
@@ -108,3 +109,19 @@ def _remaining(step: int, s: ScheduleSettings) -> float:
     if step <= start:
         return 1.0
     return DECAYS[s.wsd_decay_style]((step - start) / s.wsd_decay_iters)
+
+
+def schedule_state(settings: ScheduleSettings) -> dict[str, Any]:
+    """Return what a checkpoint keeps of a schedule, as JSON values; the step is the trainer's own."""
+    return asdict(settings)
+
+
+def settings_from_state(state: Mapping[str, Any]) -> ScheduleSettings:
+    """Return the schedule that ``schedule_state`` wrote; CheckpointError when it is none."""
+    known = {field.name for field in fields(ScheduleSettings)}
+    if state.keys() != known:
+        raise CheckpointError(f"it has the settings {sorted(state)}; they must be {sorted(known)}")
+    try:
+        return ScheduleSettings(**state)
+    except (BadInput, TypeError) as error:
+        raise CheckpointError(str(error)) from error

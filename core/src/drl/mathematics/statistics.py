@@ -106,13 +106,13 @@ def bootstrap_interval(
         for word in before.keys() | after.keys()
         if len(before.get(word, ())) != len(after.get(word, ()))
     )
-    if unpaired or not before:
+    words = sorted(word for word in before if len(before[word]))
+    if unpaired or not words:
         raise ValueError(
             f"before and after must hold equally many scores of the same words; differ in {unpaired[:5]}"
             if unpaired
             else "no scores to compare"
         )
-    words = sorted(word for word in before if len(before[word]))
     sums_W = np.array([np.subtract(after[word], before[word]).sum() for word in words])
     counts_W = np.array([len(before[word]) for word in words])
     generator = np.random.default_rng(seed)

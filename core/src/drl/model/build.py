@@ -1,21 +1,23 @@
-"""Build the trained components: weights, adapters, what is frozen; and their optimizer."""
+"""Build the trained components: weights, adapters, what is frozen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from drl.config.adapter_file import adapter_directories
 from drl.errors import BadInput
 from drl.interfaces.family import Family, TrainPipelineConfig, WeightSource
-from drl.lora import LoraConfig, inject
-from drl.mathematics.schedule import ScheduleSettings
+from drl.lora import LoraConfig, inject, inject_peft, load_peft
+from drl.model.materialize import ShardSettings, check_filled, spread
+from drl.model.optimizers import check_dtype
+from drl.model.parallel import ALONE, DTYPES, Ranks
 from drl.types import Context
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -28,8 +30,10 @@ class Component:
     lora: LoraConfig | None
 
 
-def build_components(recipe: Any, family: Family, context: Context) -> dict[str, Component]:
-    """Build every component of ``model.components``, in that order."""
+def build_components(
+    recipe: Any, family: Family, context: Context, ranks: Ranks = ALONE
+) -> dict[str, Component]:
+    """Build every component of ``model.components``, in that order; collective over the ranks."""
     unknown = [name for name in recipe.model.components if name not in family.components]
     if unknown:
         raise BadInput(
@@ -37,56 +41,110 @@ def build_components(recipe: Any, family: Family, context: Context) -> dict[str,
             f"it has {list(family.components)}"
         )
     return {
-        name: build_component(recipe, family, context, name, number)
+        name: build_component(recipe, family, context, name, number, ranks)
         for number, name in enumerate(recipe.model.components)
     }
 
 
 def build_component(
-    recipe: Any, family: Family, context: Context, name: str, number: int
+    recipe: Any, family: Family, context: Context, name: str, number: int, ranks: Ranks = ALONE
 ) -> Component:
-    """Load float32 masters, then inject adapters or choose what is trained, then let the family finish."""
+    """Load masters, inject adapters or choose what is trained, shard; then let the family finish."""
     checkpoint = recipe.model.checkpoint
     config = family.pipeline_config(name, family.component_config(name, checkpoint))
     check_dtype(recipe.train.forward_dtype, config)
+    settings = shard_settings(recipe)
     source = WeightSource(
-        checkpoint=checkpoint, dtype=recipe.train.master_dtype, device=context.device
+        checkpoint=checkpoint,
+        dtype=recipe.train.master_dtype,
+        device=context.device if ranks.world == 1 else "cpu",
+        meta=not settings.reads(ranks),
     )
     module = family.build(name, source)
-    lora = None
-    if recipe.lora.enabled:
-        lora = lora_config(recipe, config)
-        inject(module, lora, generator=context.generator("lora_init", number))
-    else:
-        choose_trainable(name, module, config.trainable)
+    lora = adapt(recipe, config, context, name, number, module)
+    if ranks.world > 1:
+        spread(
+            name,
+            module,
+            wrap=config.wrap,
+            ranks=ranks,
+            settings=settings,
+            device=context.device,
+        )
     family.finish(name, module)
+    check_filled(name, module)
     return Component(module=module.train(), config=config, lora=lora)
+
+
+def shard_settings(recipe: Any) -> ShardSettings:
+    """Return how weights are spread over ranks."""
+    return ShardSettings(
+        forward_dtype=recipe.train.forward_dtype,
+        reduce_dtype=recipe.train.reduce_dtype,
+        cpu_offload=recipe.train.cpu_offload,
+        load=recipe.model.load,
+    )
+
+
+def adapt(
+    recipe: Any,
+    config: TrainPipelineConfig,
+    context: Context,
+    name: str,
+    number: int,
+    module: nn.Module,
+) -> LoraConfig | None:
+    """Inject adapters, or choose what is trained. A module on the meta device gets no values."""
+    if not recipe.lora.enabled:
+        choose_trainable(name, module, config.trainable)
+        return None
+    dtype = DTYPES[recipe.train.master_dtype]
+    if recipe.lora.adapter_path is not None:
+        return start_from_adapter(recipe, name, module, dtype)
+    lora = lora_config(recipe, config)
+    inject(
+        module,
+        lora,
+        generator=context.generator("lora_init", number),
+        dtype=dtype,
+        trainable=recipe.lora.is_trainable,
+    )
+    return lora
+
+
+def start_from_adapter(recipe: Any, name: str, module: nn.Module, dtype: torch.dtype) -> LoraConfig:
+    """Inject the adapter of ``lora.adapter_path``; a module on the meta device gets no values."""
+    options = recipe.lora
+    directories = adapter_directories(options.adapter_path, recipe.model.components)
+    load = inject_peft if any(p.is_meta for p in module.parameters()) else load_peft
+    return load(module, directories[name], dtype=dtype, trainable=options.is_trainable)
 
 
 def lora_config(recipe: Any, config: TrainPipelineConfig) -> LoraConfig:
     """Return the adapter settings of the recipe; targets default to the family's."""
-    targets = recipe.lora.target_modules
-    if targets is None:
-        targets = config.lora_targets
-    return LoraConfig(
-        rank=recipe.lora.rank,
-        alpha=recipe.lora.alpha,
-        target_modules=targets if isinstance(targets, str) else tuple(targets),
-        init=recipe.lora.init_weights,
+    options = recipe.lora
+    targets = {"target_modules": options.target_modules, "lora_modules": options.lora_modules}
+    if all(value is None for value in targets.values()):
+        targets["target_modules"] = config.lora_targets
+    return LoraConfig.from_fields(
+        {
+            **targets,
+            "rank": options.rank,
+            "r": options.r,
+            "alpha": options.alpha,
+            "lora_alpha": options.lora_alpha,
+            "exclude_modules": options.exclude_modules,
+            "rank_pattern": dict(options.rank_pattern),
+            "alpha_pattern": dict(options.alpha_pattern),
+            "layers_to_transform": options.layers_to_transform,
+            "layers_pattern": options.layers_pattern,
+            "use_rslora": options.use_rslora,
+            "dropout": options.dropout,
+            "bias": options.bias,
+            "modules_to_save": options.modules_to_save,
+            "init": options.init_weights,
+        }
     )
-
-
-def check_dtype(dtype: str, config: TrainPipelineConfig) -> None:
-    """Refuse a forward dtype that cannot train this component."""
-    if dtype in config.unsafe_dtypes:
-        raise BadInput(
-            f"train.forward_dtype = '{dtype}' overflows in this model; use 'bf16' or 'fp32'"
-        )
-    if dtype == "fp16":
-        raise BadInput(
-            "train.forward_dtype = 'fp16' loses small gradients without a gradient scaler; "
-            "use 'bf16' or 'fp32'"
-        )
 
 
 def choose_trainable(name: str, module: nn.Module, globs: Iterable[str]) -> None:
@@ -99,34 +157,3 @@ def choose_trainable(name: str, module: nn.Module, globs: Iterable[str]) -> None
         chosen += trained
     if not chosen:
         raise BadInput(f"{name}: none of its parameters matches {list(patterns)}; nothing to train")
-
-
-def build_optimizer(recipe: Any, modules: Mapping[str, nn.Module]) -> torch.optim.Optimizer:
-    """Return AdamW over the trainable parameters of all components."""
-    options = recipe.optimizer
-    parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
-    return torch.optim.AdamW(
-        parameters,
-        lr=options.lr,
-        betas=(options.beta1, options.beta2),
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-    )
-
-
-def build_schedule(recipe: Any, steps_per_rollout: int) -> ScheduleSettings:
-    """Return the learning-rate schedule; its length defaults to all optimizer steps of the run."""
-    options = recipe.optimizer
-    # a run of 0 iterations only evaluates and never asks for a rate
-    iters = options.lr_decay_iters or max(1, recipe.train.num_rollout * steps_per_rollout)
-    fraction = options.lr_warmup_fraction
-    return ScheduleSettings(
-        lr=options.lr,
-        decay_iters=iters,
-        style=options.lr_decay_style,
-        min_lr=options.min_lr,
-        warmup=options.lr_warmup_iters if fraction is None else fraction * iters,
-        warmup_init=options.lr_warmup_init,
-        wsd_decay_iters=options.lr_wsd_decay_iters,
-        wsd_decay_style=options.lr_wsd_decay_style,
-    )

@@ -4,37 +4,51 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from drl.checkpoint.keeper import EVERYTHING, Parts, SaveSettings, StateKeeper
+from drl.checkpoint.state import RESUME, RestoreOptions
 from drl.errors import ContractError, NonFiniteError
+from drl.lora import AdapterSnapshot, adapter_snapshot
 from drl.mathematics.schedule import ScheduleSettings, learning_rate
-from drl.model.state import read_state, write_state
+from drl.model.parallel import ALONE, Ranks, reshard, sum_whole_gradients
+from drl.model.scaler import OVERFLOW, LossScaler
+from drl.model.weights import write_weights
 from drl.stages.loss import Forward, complete_inputs, make_batch, predict, score_transition
-from drl.stages.step import accumulate, clip_gradients
+from drl.stages.step import accumulate, agree, clip_gradients
 from drl.stages.sync import push_component
 from drl.types import Pair, ParityReport, Predictions, Shard, StepContext, StepReport
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from pathlib import Path
 
     from torch import nn
 
     from drl.interfaces.engine import EngineHandle
     from drl.interfaces.updater import PushReport, Updater
+    from drl.model.ema import Ema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """What a step needs besides its shard: learning rate, clipping, patience with bad steps."""
+    """What a step needs besides its shard: learning rate, clipping, patience with bad steps.
+
+    ``rollout_policy``: "live" pushes the trained weights, "ema" their moving average.
+    ``reduce_dtype``: in which ranks add up the gradients of what each of them holds whole.
+    """
 
     schedule: ScheduleSettings
     clip_grad: float
     max_bad_steps: int
     buffer_bytes: int
+    rollout_policy: str = "live"
+    reduce_dtype: str = "fp32"
 
 
 class Trainer:
@@ -48,15 +62,27 @@ class Trainer:
         settings: StepSettings,
         context: StepContext,
         updater: Updater | None,
+        ema: Ema | None = None,
+        ranks: Ranks = ALONE,
+        saves: SaveSettings = EVERYTHING,
     ) -> None:
         self.forward = forward
         self.optimizer = optimizer
         self.settings = settings
         self.context = context
         self.updater = updater
+        self.make_updater: Callable[[str], Updater] | None = None
+        self.ema = ema
+        self.ranks = ranks
+        self.scaler = LossScaler(enabled=forward.dtype == "fp16")
         self.global_step = 0
         self.bad_steps = 0
         self.next_rollout = 0
+        self.saves = saves
+        self.keeper = StateKeeper(
+            seed=context.seed, device=forward.device, settings=saves, ranks=ranks
+        )
+        self.remarks: tuple[str, ...] = ()
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
@@ -73,9 +99,11 @@ class Trainer:
     def train(self, shards: Sequence[Shard]) -> Iterator[StepReport]:
         """Run every window of this rank's shard; one report per optimizer step."""
         shard = shards[self.context.rank]
-        for window in range(len(shard.windows)):
-            yield self._step(shard, window)
+        with self.keeper.randomness.in_place():
+            for window in range(len(shard.windows)):
+                yield self._step(shard, window)
         self.next_rollout = shard.rollout_id + 1
+        self.keeper.prepare(self.parts())
 
     def _step(self, shard: Shard, window: int) -> StepReport:
         self.optimizer.zero_grad(set_to_none=True)
@@ -85,6 +113,8 @@ class Trainer:
         metrics: dict[str, float] = {"train/lr": rate}
         skipped = self._try_step(shard, window, metrics)
         self._count_bad(skipped)
+        if self.ema is not None and window + 1 == len(shard.windows):
+            metrics |= self.ema.advance()
         report = StepReport(
             rollout_id=shard.rollout_id,
             window=window,
@@ -101,11 +131,18 @@ class Trainer:
         if divisor == 0:
             return "every row of the window has weight 0"
         context = self._context(shard, window)
-        result = accumulate(self.forward, shard.windows[window], divisor, context)
-        metrics.update(result.metrics)
-        norm, broken = clip_gradients(self.named_parameters(), self.settings.clip_grad)
+        # a scale is a power of two, and 1 without one: the quotient loses no bit
+        scaled = divisor / self.scaler.scale
+        result = accumulate(self.forward, shard.windows[window], scaled, context)
+        result = agree(result, self.ranks)
+        metrics.update(result.figures.reduced("train/"))
+        parameters = [parameter for _, parameter in self.named_parameters()]
+        sum_whole_gradients(parameters, self.ranks, self.settings.reduce_dtype)
+        self.scaler.unscale(parameters)
+        norm, broken = clip_gradients(self.named_parameters(), self.settings.clip_grad, self.ranks)
         metrics["train/grad_norm"] = norm
-        reason = result.broken or broken
+        reason = result.broken or self.scaler.settle(broken)
+        metrics |= self.scaler.metrics(overflow=reason is not None and reason.startswith(OVERFLOW))
         if reason is None and norm == 0.0:
             # Adam's momentum would still move the weights
             return "the gradient is exactly 0: no group is informative"
@@ -117,6 +154,8 @@ class Trainer:
         return replace(self.context, rollout_id=shard.rollout_id, window=window)
 
     def _count_bad(self, skipped: str | None) -> None:
+        if skipped is not None and skipped.startswith(OVERFLOW):
+            return
         if skipped is None or not skipped.startswith(("non-finite", "gradient")):
             self.bad_steps = 0
             return
@@ -128,8 +167,20 @@ class Trainer:
                 "weights are those of the last good step; lower optimizer.lr or optimizer.clip_grad"
             )
 
+    def rolled_out(self) -> AbstractContextManager[None]:
+        """Return a context in which the model holds the weights that engines get."""
+        if self.ema is not None and self.settings.rollout_policy == "ema":
+            return self.ema.swapped()
+        return nullcontext()
+
     def replay(self, shards: Sequence[Shard]) -> ParityReport:
-        """Score the recorded steps without gradient, exactly as training will, and compare."""
+        """Score the recorded steps without gradient under the weights that engines have, and compare."""
+        with self.rolled_out(), without_dropout(self.models.values()):
+            report = self._replay(shards)
+            reshard(self.models.values())  # there was no backward pass to do it
+        return joined(self.ranks.gather(report))
+
+    def _replay(self, shards: Sequence[Shard]) -> ParityReport:
         worst: dict[int, float] = defaultdict(float)
         rows = 0
         shard = shards[self.context.rank]
@@ -158,43 +209,104 @@ class Trainer:
         values: list[float] = (new_B - batch.values["log_prob_old"]).abs().tolist()
         return values
 
+    def use_updater(self, name: str) -> None:
+        """Push through the updater of this name from now on."""
+        if self.make_updater is None:
+            raise ContractError("this trainer was built without a way to make updaters")
+        self.updater = self.make_updater(name)
+
     def push(self, version: int, engines: Sequence[EngineHandle]) -> list[PushReport]:
         """Push the trained weights of every component through the updater."""
         if self.updater is None:
             return []
         self.updater.connect(self.context, engines)
-        return [
-            push_component(
-                self.updater, component, model, version, buffer_bytes=self.settings.buffer_bytes
-            )
-            for component, model in self.models.items()
-        ]
+        with self.rolled_out():
+            return [
+                push_component(
+                    self.updater, component, model, version, buffer_bytes=self.settings.buffer_bytes
+                )
+                for component, model in self.models.items()
+            ]
 
     def save(self, path: Path) -> None:
-        """Write trainable parameters, optimizer state and counters into a folder."""
-        write_state(
-            path,
+        """Write the training state into an existing folder; training waits."""
+        self.keeper.save(path, self.parts())
+
+    def begin_save(self, path: Path) -> Future[None]:
+        """Copy the training state and return; the copy is written into an existing folder meanwhile."""
+        return self.keeper.begin_save(path, self.parts())
+
+    def restore(self, path: Path, options: RestoreOptions = RESUME) -> int:
+        """Read what ``save`` wrote; return the next rollout id. CheckpointError before anything changed."""
+        found = self.keeper.restore(path, self.parts(), options)
+        self.settings = replace(self.settings, schedule=found.schedule)
+        self.global_step = found.meta["global_step"]
+        self.bad_steps = found.meta["bad_steps"]
+        self.next_rollout = found.meta["next_rollout_id"]
+        self.remarks = found.remarks
+        return self.next_rollout
+
+    def adapters(self) -> dict[str, AdapterSnapshot]:
+        """Copy the adapters of every component to the CPU; empty when full weights are trained."""
+        reshard(self.models.values())
+        return {
+            component: adapter_snapshot(self.models[component], config)
+            for component, config in self.saves.lora.items()
+        }
+
+    def write_weights(self, folder: Path) -> list[Path]:
+        """Write the weights of fully trained components, whole, into a folder."""
+        return write_weights(self.models, folder, self.ranks)
+
+    def parts(self) -> Parts:
+        """Return what a training state is made of."""
+        return Parts(
+            models=self.models,
             parameters=dict(self.named_parameters()),
             optimizer=self.optimizer,
-            counters={
+            ema=self.ema,
+            scaler=self.scaler,
+            schedule=self.settings.schedule,
+            position={
+                "iteration": self.next_rollout,
+                "rollout_id": self.next_rollout - 1,
+                "next_rollout_id": self.next_rollout,
                 "global_step": self.global_step,
                 "bad_steps": self.bad_steps,
-                "next_rollout": self.next_rollout,
             },
         )
-
-    def restore(self, path: Path) -> int:
-        """Read what ``save`` wrote; return the next rollout id."""
-        counters = read_state(
-            path, parameters=dict(self.named_parameters()), optimizer=self.optimizer
-        )
-        self.global_step = counters["global_step"]
-        self.bad_steps = counters["bad_steps"]
-        self.next_rollout = counters["next_rollout"]
-        return self.next_rollout
 
     def sleep(self) -> None:
         """Nothing to free in this process: it shares the device with its own engine."""
 
     def wake(self) -> None:
         """The counterpart of ``sleep``."""
+
+    def close(self) -> None:
+        """Let go of engines; a second call is harmless."""
+        if self.updater is not None:
+            self.updater.close()
+
+
+@contextmanager
+def without_dropout(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Put models into evaluation mode, as engines run them, and back into what they were in."""
+    changed = [model for model in models if model.training]
+    for model in changed:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model in changed:
+            model.train()
+
+
+def joined(reports: Sequence[ParityReport]) -> ParityReport:
+    """Return the parity of all ranks: the worst difference of each step."""
+    worst: dict[int, float] = {}
+    for report in reports:
+        for step, value in report.by_step.items():
+            # NaN must not hide behind max
+            worst[step] = value if math.isnan(value) else max(worst.get(step, 0.0), value)
+    rows = sum(report.rows for report in reports)
+    return ParityReport(by_step=dict(sorted(worst.items())), rows=rows)

@@ -15,6 +15,8 @@ WIDTH, HEIGHT = 360, 190
 LEFT, RIGHT, TOP, BOTTOM = 50, 350, 8, 158
 MOST_POINTS = 240
 MOST_BARS = 60
+SMALLEST_SPAN = 1e-300
+"""Below it a fifth of a span has no power of ten any more; it is drawn as a constant."""
 
 Point = tuple[float, float]
 
@@ -71,7 +73,7 @@ class Chart:
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Return round numbers (1, 2 or 5 times a power of ten apart) inside [low, high]."""
-    if not high > low:
+    if not high - low >= SMALLEST_SPAN:
         return [low]
     raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw))

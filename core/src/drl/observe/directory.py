@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,8 @@ from drl.observe.files import (
 __all__ = ["RunDirectory", "append_json_line", "write_json_atomic", "write_text_atomic"]
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+LEFT = re.compile(rf"\..+(?:{re.escape(PARTIAL)}|\.(?:new|old)-[0-9a-f]{{12}})")
+"""Names of files and folders that only exist while something is being replaced."""
 MARKS = ("recipe.toml", "metrics.jsonl", "summary.json", "plugins.json", "lock")
 
 
@@ -113,10 +116,7 @@ class RunDirectory:
             ) from None
         except OSError as error:
             raise _unwritable(self.path, error) from error
-        for left in self.path.glob(
-            f".*{PARTIAL}"
-        ):  # of a killed writer: nobody else can be writing
-            left.unlink(missing_ok=True)
+        clear_leftovers(self.path)  # of a killed writer: nobody else can be writing
         write_json_atomic(self.path / "lock.json", {"pid": os.getpid(), "host": platform.node()})
         return self
 
@@ -183,6 +183,15 @@ class RunDirectory:
     def adapter(self) -> Path:
         """Folder of the trained adapter in PEFT format."""
         return self.path / "adapter"
+
+
+def clear_leftovers(path: Path) -> None:
+    """Remove what was being written when a process was killed, wherever it lies below ``path``."""
+    for left in [found for found in path.rglob(".*") if LEFT.fullmatch(found.name)]:
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def is_run_directory(path: Path) -> bool:

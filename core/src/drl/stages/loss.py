@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from drl.errors import BatchError, ContractError
-from drl.lora import adapter_off
 from drl.types import (
     Condition,
     ConditionRecord,
@@ -46,7 +45,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Forward:
     """What one forward needs besides its pairs: model, mathematics, precision, guidance.
 
-    ``guidance`` by the route's option name; ``reference`` says that a reference pass runs.
+    ``guidance`` by the route's option name. ``reference``: a context, by component, in which the model
+    is the reference; None when no reference pass runs.
     """
 
     family: Family
@@ -57,7 +57,7 @@ class Forward:
     dtype: str
     input_dtypes: InputDtypes
     guidance: Mapping[str, Guidance]
-    reference: bool = False
+    reference: Callable[[str], AbstractContextManager[None]] | None = None
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return autocast at the forward dtype; nothing in float32."""
@@ -185,14 +185,15 @@ def caster(forward: Forward) -> Callable[[str | None, Tensor], Tensor]:
 
 
 def reference_of(forward: Forward, batch: PairBatch, inputs: ForwardInputs) -> Streams | None:
-    """Predict with the adapters off: no gradient, dropout off."""
-    if not forward.reference:
+    """Predict with the reference's weights: no gradient, dropout off."""
+    if forward.reference is None:
         return None
-    model = forward.models[batch.pairs[0].component]
+    component = batch.pairs[0].component
+    model = forward.models[component]
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), adapter_off(model):
+        with torch.no_grad(), forward.reference(component):
             return predict(forward, batch, inputs)
     finally:
         model.train(was_training)

@@ -80,7 +80,14 @@ def batch_plan(recipe: Any) -> BatchPlan:
         samples_per_step=per_step,
         pairs_per_sample=_pairs_per_sample(recipe),
         micro_batch_size=recipe.train.micro_batch_size,
+        ranks=rank_count(recipe),
     )
+
+
+def rank_count(recipe: Any) -> int:
+    """Return the number of ranks of the trainer; each trains on its own shard."""
+    count: int = recipe.cluster.actor_num_nodes * recipe.cluster.actor_num_gpus_per_node
+    return count
 
 
 def _pairs_per_sample(recipe: Any) -> int:
@@ -162,10 +169,27 @@ def build_shards(
         count = max(-(-len(part) // micro_batch_size) for part in rows)
         for rank, part in enumerate(rows):
             per_rank[rank].append(fill(part, filler, count, micro_batch_size))
+    check_aligned(per_rank)
     return [
         Shard(rollout_id=rollout_id, windows=windows, window_weights=weights)
         for windows in per_rank
     ]
+
+
+def check_aligned(per_rank: Sequence[Sequence[Sequence[tuple[Pair, ...]]]]) -> None:
+    """Raise BatchError (B13) unless all ranks run the same component at the same time.
+
+    Each forward gathers weights from all ranks: ranks in different components would wait for ever.
+    """
+    for window, parts in enumerate(zip(*per_rank, strict=True)):
+        for number, batches in enumerate(zip(*parts, strict=True)):
+            components = [batch[0].component for batch in batches]
+            if len(set(components)) > 1:
+                raise BatchError(
+                    f"B13: in micro-batch {number} of optimizer step {window} the ranks need different "
+                    f"components: {components}; choose trained steps of one phase, or the same steps for "
+                    "every sample (sde.step_strategy), or cluster.actor_num_gpus_per_node = 1"
+                )
 
 
 def split_evenly(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:

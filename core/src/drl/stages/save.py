@@ -1,37 +1,38 @@
-"""Checkpoints: written beside, flushed, renamed; the tracker last. Half-written ones are never seen.
+"""When a run saves, and what it does once a checkpoint is in place.
 
-Layout: ``checkpoints/iter_0000012/{trainer/, run.json, manifest.json}`` and
-``latest_checkpointed_iteration.txt``. The manifest holds the SHA-256 of every file. ``kept.txt`` names
-the checkpoints that an evaluation's verdict said to keep, each with its reason.
+The state is copied while training waits; files are written, hashed and renamed in the background, the
+tracker last (``drl.checkpoint.saver``). What went wrong there is raised at the next save point.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
+import math
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from drl.errors import CheckpointError, DrlError
-from drl.observe.files import flush_directory, write_text_atomic
+from drl.checkpoint.folders import TRACKER, clear_leftovers, folder_name, latest, write_kept
+from drl.checkpoint.manifest import damage
+from drl.checkpoint.meta import base_model, read_table
+from drl.checkpoint.retention import Retention, best_of, prune, read_scores, write_score
+from drl.checkpoint.saver import RUN_STATE, Save
+from drl.errors import DrlError
 
 if TYPE_CHECKING:
-    from drl.interfaces.roles import TrainerRole
     from drl.run import Run
 
-TRACKER = "latest_checkpointed_iteration.txt"
-MANIFEST = "manifest.json"
-KEPT = "kept.txt"
+__all__ = ["TRACKER", "damage", "latest", "read_run_state", "save", "save_if_due"]
 
 
 def save_if_due(run: Run, rollout_id: int) -> None:
     """Save by iteration count, by time, at the end, and when the user asked to stop."""
+    settle(run, wait=False)
     options = run.recipe.checkpoint
     minutes = (time.monotonic() - run.last_save) / 60
     asked = run.is_last(rollout_id) or run.stop.asked
@@ -50,132 +51,121 @@ def save_unless_saved(run: Run, rollout_id: int) -> None:
 def keep_checkpoint(run: Run, rollout_id: int, reason: str) -> None:
     """Make sure that an iteration has a checkpoint, and name it in ``kept.txt``."""
     save_unless_saved(run, rollout_id)
-    kept = run.checkpoints / KEPT
-    lines = kept.read_text().splitlines() if kept.is_file() else []
-    name = checkpoint_name(rollout_id)
-    lines = [line for line in lines if line.partition("  ")[0] != name]
-    text = " ".join(reason.split())
-    write_text_atomic(kept, "\n".join([*lines, f"{name}  {text}"]) + "\n")
+    write_kept(run.checkpoints, checkpoint_name(rollout_id), reason)
+
+
+def keep_if_best(run: Run, done: int, figures: Mapping[str, float]) -> None:
+    """Score the state after ``done`` iterations; among the best, it gets a checkpoint if it has none."""
+    retention = retention_of(run.recipe)
+    value = figures.get(retention.metric) if retention.metric is not None else None
+    if value is None or not math.isfinite(value) or done == 0:
+        return
+    write_score(run.checkpoints, done, value)
+    if done in best_of(read_scores(run.checkpoints), retention):
+        save_unless_saved(run, done - 1)
+
+
+def retention_of(recipe: Any) -> Retention:
+    """Return which checkpoints of a run stay."""
+    options = recipe.checkpoint
+    return Retention(
+        last=options.keep_last,
+        best=options.keep_best,
+        metric=options.best_metric,
+        mode=options.best_mode,
+    )
 
 
 def checkpoint_name(rollout_id: int) -> str:
     """Return the folder name of the checkpoint after this iteration."""
-    return f"iter_{rollout_id + 1:07d}"
+    return folder_name(rollout_id + 1)
 
 
 def save(run: Run, rollout_id: int) -> Path:
-    """Write one checkpoint and return its folder; a full disk is a DrlError that says what is left."""
+    """Begin to save an iteration and return its folder, which appears when it is whole.
+
+    With ``checkpoint.asynchronous = false`` it is there on return. Raises DrlError for a save, this one
+    or the one before, that could not be written; it says what is left.
+    """
+    settle(run, wait=True)
     final = run.checkpoints / checkpoint_name(rollout_id)
-    with run.phases.phase("save"):
-        state = run.state(rollout_id)
+    state = run.state(rollout_id)
+    with run.phases.phase("save_block"):
         try:
-            write_checkpoint(run.trainer, state, final)
-            run.save_adapter()
+            begin(run, final, state)
         except (OSError, SafetensorError) as error:
-            raise DrlError(
-                f"checkpoint {final.name} could not be written: {error}\nearlier checkpoints in "
-                f"{final.parent} are untouched; make room there, then go on with --resume"
-            ) from error
-        run.saved, run.last_save = rollout_id, time.monotonic()
-        run.hooks.drl_checkpoint_saved(run=run, path=final)
-    run.event(f"saved {final.name}")
+            raise unwritten(final, error) from error
+    run.saved, run.last_save = rollout_id, time.monotonic()
+    if not run.recipe.checkpoint.asynchronous:
+        settle(run, wait=True)
     return final
 
 
-def write_checkpoint(trainer: TrainerRole, state: Mapping[str, Any], final: Path) -> None:
-    """Write a checkpoint beside its place, move it there, and let the tracker name it."""
-    root = final.parent
-    root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(".writing-*"):  # of a killed writer: this run's lock keeps others out
-        shutil.rmtree(left, ignore_errors=True)
-    beside = root / f".writing-{final.name}-{os.getpid()}"
+def begin(run: Run, final: Path, state: dict[str, Any]) -> None:
+    """Let the trainer copy, or at once write, its state; the saver finishes the rest."""
+    recipe = run.recipe
+    save = Save(
+        final=final,
+        state=json.dumps(state, indent=2, sort_keys=True) + "\n",
+        base=lambda: base_model(recipe.model.checkpoint, recipe.model.components),
+        adapters=run.trainer.adapters(),
+        adapter_folder=run.directory.adapter,
+        base_model=recipe.model.checkpoint,
+        retention=retention_of(recipe),
+    )
+    save.open()
     try:
-        (beside / "trainer").mkdir(parents=True)
-        trainer.save(beside / "trainer")
-        (beside / "run.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
-        write_manifest(beside)
-        replace_folder(beside, final)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    flush_directory(root)
-    write_text_atomic(root / TRACKER, f"{state['next_rollout_id']}\n")
+        if recipe.checkpoint.asynchronous:
+            written = run.trainer.begin_save(save.beside)
+        else:
+            run.trainer.save(save.beside)
+            written = Future()
+            written.set_result(None)
+    except BaseException:
+        save.drop()
+        raise
+    run.saver.begin(save, written)
 
 
-def replace_folder(beside: Path, final: Path) -> None:
-    """Move a finished folder into place; one that is there already moves away first."""
-    if final.exists():
-        old = final.with_name(f".old-{final.name}-{os.getpid()}")
-        final.rename(old)
-        beside.rename(final)
-        shutil.rmtree(old)
-    else:
-        beside.rename(final)
-
-
-def write_manifest(folder: Path) -> None:
-    """Flush every file to disk and write their digests."""
-    digests = {}
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with file.open("rb") as stream:
-            digests[file.relative_to(folder).as_posix()] = hashlib.file_digest(
-                stream, "sha256"
-            ).hexdigest()
-            os.fsync(stream.fileno())
-    write_text_atomic(folder / MANIFEST, json.dumps(digests, indent=2, sort_keys=True) + "\n")
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        flush_directory(path)
-
-
-def latest(root: Path) -> Path:
-    """Return the newest checkpoint, checked against its manifest; CheckpointError names others."""
-    tracker = root / TRACKER
-    if not tracker.is_file():
-        raise CheckpointError(
-            f"{root}: no checkpoint to resume from ({TRACKER} is missing); start without --resume"
-        )
-    text = tracker.read_text().strip()
-    if not text.isdigit():
-        raise CheckpointError(
-            f"{tracker} holds {text!r} where an iteration number belongs{good(root)}"
-        )
-    folder = root / f"iter_{int(text):07d}"
-    problem = damage(folder)
-    if problem:
-        raise CheckpointError(f"{folder} cannot be used: {problem}{good(root)}")
-    return folder
-
-
-def damage(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint folder, or None."""
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        return f"{MANIFEST} is missing"
+def settle(run: Run, *, wait: bool) -> None:
+    """Take note of a save that has ended: tell user and plugins, or raise what went wrong in it."""
+    under_way = run.saver.current
     try:
-        digests: dict[str, Any] = json.loads(manifest.read_text())
-    except ValueError:
-        return f"{MANIFEST} is not JSON"
-    for name, digest in digests.items():
-        file = folder / name
-        if not file.is_file():
-            return f"{name} is missing"
-        with file.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
-                return f"{name} differs from its checksum"
-    return None
+        with run.phases.phase("save_block") if wait else nullcontext():
+            finished = run.saver.take(wait=wait)
+    except (OSError, SafetensorError) as error:
+        assert under_way is not None
+        raise unwritten(under_way, error) from error
+    if finished is None:
+        return
+    run.phases.overlap("save", finished.seconds)
+    run.hooks.drl_checkpoint_saved(run=run, path=finished.final)
+    gone = f"; deleted {', '.join(finished.removed)}" if finished.removed else ""
+    run.event(f"saved {finished.final.name}{gone}")
 
 
-def good(root: Path) -> str:
-    """Name the newest undamaged checkpoint, as the end of a message."""
-    for folder in sorted(root.glob("iter_*"), reverse=True):
-        if damage(folder) is None:
-            number = int(folder.name.removeprefix("iter_"))
-            return (
-                f"\n{folder.name} is good: write {number} into {root / TRACKER} to resume from it"
-            )
-    return "\nthere is no good checkpoint beside it"
+def finish_saving(run: Run) -> None:
+    """Wait for the save that is under way, and let the last scores decide what stays."""
+    settle(run, wait=True)
+    removed = prune(run.checkpoints, retention_of(run.recipe))
+    if removed:
+        run.event(f"deleted {', '.join(removed)}")
+
+
+def tidy(run: Run) -> None:
+    """Delete what a killed process was about to, or had begun to."""
+    clear_leftovers(run.checkpoints)
+    prune(run.checkpoints, retention_of(run.recipe))
+
+
+def unwritten(final: Path, error: Exception) -> DrlError:
+    """Return the error of a save that the disk refused."""
+    return DrlError(
+        f"checkpoint {final.name} could not be written: {error}\nearlier checkpoints in "
+        f"{final.parent} are untouched; make room there, then go on with --resume"
+    )
 
 
 def read_run_state(folder: Path) -> dict[str, Any]:
     """Return the run's own part of a checkpoint."""
-    state: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return state
+    return read_table(folder / RUN_STATE)

@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch.distributed.tensor import DTensor
+
 from drl.errors import SyncError
 from drl.interfaces.engine import LoraFields, WeightProof
 from drl.interfaces.updater import PackedUnits, PushReport, Updater
-from drl.lora import adapters, merged_state, to_plain_name
+from drl.lora import adapters, merged_state, to_plain_name, uniform_adapters
+from drl.lora.sharding import full_tensor
 from drl.mathematics.packing import pack_by_size
 from drl.observe.summary import record_push
 
@@ -136,16 +139,36 @@ Unit = Sequence[tuple[str, "Tensor"]]
 
 
 def units(payload: str, model: nn.Module) -> Iterator[Unit]:
-    """Yield the tensors that must travel together, by pushed name."""
+    """Yield the tensors that must travel together, by pushed name, whole.
+
+    Where weights are sharded each unit is gathered as it is drawn: every rank must draw all of them.
+    """
     if payload == "lora":
         for fqn, adapter in adapters(model).items():
-            yield [(f"{fqn}.lora_A", adapter.A.detach()), (f"{fqn}.lora_B", adapter.B.detach())]
+            A, B = full_tensor(adapter.A), full_tensor(adapter.B)
+            yield [(f"{fqn}.lora_A", A), (f"{fqn}.lora_B", B)]
     elif payload == "merged":
         for name, tensor in merged_state(model):
             yield [(name, tensor)]
     else:
         for name, tensor in model.state_dict().items():
-            yield [(to_plain_name(name), tensor)]
+            yield [(to_plain_name(name), gathered(tensor))]
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Return the whole tensor; of sharded weights always a copy.
+
+    An engine may keep it until the end of the update, and sharded weights change in place, as when a
+    moving average leaves the model. A rank that holds the only shard would gather its own memory.
+    """
+    whole = full_tensor(tensor)
+    own = isinstance(tensor, DTensor) and same_memory(whole, tensor.to_local())
+    return whole.clone() if own else whole
+
+
+def same_memory(left: Tensor, right: Tensor) -> bool:
+    """True when two tensors are views of one storage."""
+    return left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
 
 
 def unit_bytes(unit: Unit) -> int:
@@ -154,14 +177,15 @@ def unit_bytes(unit: Unit) -> int:
 
 
 def lora_fields(model: nn.Module) -> LoraFields:
-    """Return rank and alpha, from the adapters themselves; raises SyncError when they differ."""
+    """Return rank and alpha, from the adapters themselves; SyncError for what these do not describe."""
     kinds: Mapping[tuple[int, float], str] = {
         (adapter.rank, adapter.alpha): fqn for fqn, adapter in adapters(model).items()
     }
-    if len(kinds) != 1:
+    if not uniform_adapters(model):
         raise SyncError(
-            f"engines merge uniform adapters only; this model has (rank, alpha) {sorted(kinds)}; "
-            'use sync.updater = "in_process_merged"'
+            f"engines merge uniform adapters only; this model has (rank, alpha) {sorted(kinds)}, or "
+            "rsLoRA, layers that are no Linear, trained biases, saved modules or a start taken from "
+            'the base; use sync.updater = "in_process_merged"'
         )
     ((rank, alpha),) = kinds
     return LoraFields(rank=rank, alpha=alpha)

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from drl.api import (
@@ -21,7 +23,9 @@ from drl.api import (
     PairBatch,
     Predictions,
     ScoredTransition,
+    StepContext,
 )
+from drl.testing import make_sample
 from drl.testing.golden import load_golden
 from drl_loss_flow_grpo.config import PolicyLossConfig
 from drl_loss_flow_grpo.loss import PolicyLoss, clipped_policy_loss
@@ -221,3 +225,58 @@ def test_clip_ranges_outside_zero_to_one_are_refused(bad: float) -> None:
 
 def test_default_clip_range() -> None:
     assert PolicyLossConfig.model_validate({}).clip_range == 1e-4
+
+
+def test_a_unit_without_advantages_or_with_too_few_is_refused() -> None:
+    samples = [make_sample(index=n, steps=2, reward=1.0) for n in range(2)]
+    with pytest.raises(ContractError, match="policy_loss needs one advantage per sample, got none"):
+        policy_loss().expand(samples, None, StepContext())
+    for advantages in ([1.0], [1.0, 2.0, 3.0]):
+        with pytest.raises(ValueError, match="zip"):
+            policy_loss().expand(samples, advantages, StepContext())
+    pairs = policy_loss().expand(samples, [1.0, -1.0], StepContext())
+    assert [pair.values["advantage"] for pair in pairs] == [1.0, 1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "share"), [(1.26, 1.0), (1.24, 0.0), (0.76, 0.0), (0.74, 1.0), (1.0, 0.0)]
+)
+def test_the_share_of_clipped_pairs_counts_both_sides(ratio: float, share: float) -> None:
+    new = torch.tensor([math.log(ratio)])
+    output = compute(policy_loss(0.25), batch([1.0], [0.0]), scored(new))
+    assert figures(output)["clipfrac"] == share
+
+
+def test_neither_reference_nor_old_log_prob_gets_a_gradient() -> None:
+    mean = torch.tensor([[1.0, 2.0]], requires_grad=True)
+    other = torch.tensor([[0.0, 0.0]], requires_grad=True)
+    new = torch.tensor([-1.0], requires_grad=True)
+    output = compute(
+        policy_loss(kl_beta=0.5), batch([1.0], [-1.0]), scored(new, mean=mean, reference=other)
+    )
+    of_mean, of_other = torch.autograd.grad(output.loss, (mean, other), allow_unused=True)
+    # d/dm of 0.5 * mean((m - r)^2) / 2 over two elements
+    assert of_mean.tolist() == [[0.25, 0.5]]
+    assert of_other is None
+
+
+def test_a_row_of_weight_zero_has_no_gradient_either() -> None:
+    new = torch.tensor([-1.0, -1.0], requires_grad=True)
+    pairs = batch([1.0, 1.0], [-1.0, float("inf")], [1.0, 0.0])
+    output = compute(policy_loss(), pairs, scored(new))
+    (gradient,) = torch.autograd.grad(output.loss, new)
+    assert gradient.tolist() == [-1.0, 0.0]
+    assert figures(output)["log_prob_mean_abs_diff"] == 0.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(-4, 4), st.floats(0.2, 3.0), st.floats(0.01, 0.5))
+def test_the_clipped_loss_never_rewards_leaving_the_range(
+    advantage: float, ratio: float, clip: float
+) -> None:
+    a, r = torch.tensor([advantage]), torch.tensor([ratio])
+    found = clipped_policy_loss(a, r, clip)
+    assert float(found) >= float(-a * r) - 1e-6
+    inside = r.clamp(1 - clip, 1 + clip)
+    assert float(found) >= float(-a * inside) - 1e-6
+    assert float(found) in (float(-a * r), float(-a * inside))

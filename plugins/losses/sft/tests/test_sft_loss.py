@@ -193,3 +193,72 @@ def test_it_needs_no_rollout() -> None:
 def test_unknown_and_impossible_options_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         SftLossConfig(**bad)
+
+
+def test_the_option_says_where_noise_levels_are_drawn() -> None:
+    on_grid = [pair.sigma for pair in expand(sft(sigma="grid", flow_shift=3.0), 40)]
+    assert set(on_grid) <= set(shifted_grid(3.0).tolist())
+    normal = [pair.sigma for pair in expand(sft(sigma="logit_normal"), 40)]
+    assert not set(normal) & set(shifted_grid(1.0).tolist())
+    generator = CONTEXT.generator("sft_sigma", 7)
+    assert normal[4] != normal[7] == draw_logit_normal(generator)
+    assert on_grid[7] == draw_from_grid(3.0, CONTEXT.generator("sft_sigma", 7))
+
+
+def test_a_pair_keeps_what_its_sample_was_conditioned_on_and_no_negative() -> None:
+    sample = record(4)
+    (pair,) = sft().expand([sample], None, CONTEXT)
+    assert pair.condition is sample.condition
+    assert (pair.negative, pair.unit, pair.id) == (None, 4, (4,))
+
+
+def test_several_samples_of_a_unit_make_their_pairs_in_order() -> None:
+    pairs = sft().expand([record(9), record(2)], None, CONTEXT)
+    assert [pair.id for pair in pairs] == [(9,), (2,)]
+
+
+def test_streams_are_noised_apart_and_their_losses_added() -> None:
+    sample = record()
+    sample.clean = {"visual": torch.zeros(2, 1, 2, 2), "sound": torch.ones(4)}
+    loss = sft()
+    batch = batch_of(loss.expand([sample], None, CONTEXT))
+    inputs = loss.prepare(batch, CONTEXT)
+    assert set(inputs.extras) == {target_of("visual"), target_of("sound")}
+    sigma = float(batch.sigma_B[0])
+    for name, clean in sample.clean.items():
+        noise = inputs.extras[target_of(name)][0] + clean
+        expected = (1 - sigma) * clean + sigma * noise
+        assert torch.allclose(inputs.streams[name][0], expected, atol=1e-6)
+    off_by = {
+        "visual": inputs.extras[target_of("visual")] + 2.0,
+        "sound": inputs.extras[target_of("sound")] - 3.0,
+    }
+    output = loss.compute(batch, inputs, Predictions(trained=off_by), None)
+    assert float(output.loss) == pytest.approx(4.0 + 9.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "names"),
+    [
+        (0, ["loss"]),
+        (1, ["loss", "loss_sigma_0.0_1.0"]),
+        (2, ["loss", "loss_sigma_0.0_0.5", "loss_sigma_0.5_1.0"]),
+    ],
+)
+def test_figures_by_sigma_are_as_many_as_the_option_says(buckets: int, names: list[str]) -> None:
+    loss = sft(sigma_buckets=buckets)
+    batch = batch_of(expand(loss, 3))
+    inputs = loss.prepare(batch, CONTEXT)
+    wrong = {VISUAL: inputs.extras[target_of(VISUAL)] + 1.0}
+    metrics = loss.compute(batch, inputs, Predictions(trained=wrong), None).metrics
+    assert list(metrics) == names
+    counts = [float(metrics[name].count) for name in names[1:]]
+    assert sum(counts) == (3.0 if buckets else 0.0)
+    for name in names[1:]:
+        assert float(metrics[name].total) == pytest.approx(float(metrics[name].count), rel=1e-4)
+
+
+def test_a_sigma_on_an_edge_belongs_above_it_and_one_to_the_last_range() -> None:
+    sigma_B = torch.tensor([0.0, 0.25, 0.4999, 0.5, 0.75, 1.0])
+    found = by_sigma(torch.ones(6), sigma_B, torch.ones(6), 4)
+    assert [float(metric.count) for metric in found.values()] == [1.0, 2.0, 1.0, 2.0]

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drl.api import DataError, Prompt
 from drl_reward_ocr.text import Line, check_target, closeness, normalised, shortened, target_of
@@ -132,3 +134,59 @@ def test_case_counts_when_asked() -> None:
 def test_only_plain_spaces_are_removed() -> None:
     assert normalised("A b\u00a0C\t", case_sensitive=False) == "ab\u00a0c\t"
     assert normalised("A b", case_sensitive=True) == "Ab"
+
+
+words = st.text("abcXYZ żółw🐢", min_size=1, max_size=8).filter(lambda text: text.strip(" "))
+
+
+@settings(max_examples=150, deadline=None)
+@given(words, st.lists(words, max_size=3))
+def test_closeness_is_a_share_and_whole_only_where_the_target_was_read(
+    target: str, read: list[str]
+) -> None:
+    close = closeness(target, [Line(text, 0.9) for text in read])
+    assert 0.0 <= close.similarity <= 1.0
+    assert 0 <= close.distance <= close.length
+    plain = normalised(target, case_sensitive=False)
+    assert close.exact is (plain in normalised("".join(read), case_sensitive=False))
+    assert close.length == len(plain)
+
+
+@settings(max_examples=100, deadline=None)
+@given(words, words, words)
+def test_text_around_the_target_and_spaces_in_it_cost_nothing(
+    target: str, before: str, after: str
+) -> None:
+    spaced = " ".join(target)
+    assert closeness(target, [Line(before + spaced + after, 0.5)]).exact
+    split = [Line(before, 0.5), Line(target.swapcase(), 0.5), Line(after, 0.5)]
+    assert closeness(target, split).exact
+
+
+@pytest.mark.parametrize(
+    ("confidence", "counts"), [(0.0, False), (1e-9, True), (1.0, True), (-1.0, False)]
+)
+def test_a_line_without_any_confidence_was_not_read(confidence: float, counts: bool) -> None:
+    assert closeness("open", [Line("open", confidence)]).exact is counts
+
+
+@pytest.mark.parametrize(("length", "cut"), [(59, False), (60, False), (61, True)])
+def test_messages_keep_sixty_letters_of_a_prompt(length: int, cut: bool) -> None:
+    text = "x" * length
+    assert shortened(text) == (repr("x" * 59 + "…") if cut else repr(text))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "complaint"),
+    [
+        ({"target": 7}, "metadata.target must be a string, got 7"),
+        ({"target": None}, "metadata.target must be a string, got None"),
+        ({"target": "  "}, "metadata.target is empty"),
+        ({"target": "\t"}, None),
+    ],
+)
+def test_a_target_of_the_metadata_is_text_and_not_blank(
+    metadata: dict[str, Any], complaint: str | None
+) -> None:
+    found = check_target(prompt('a sign "OPEN"', **metadata))
+    assert found is None if complaint is None else complaint in (found or "")

@@ -232,3 +232,17 @@ def test_a_push_that_fails_half_way_leaves_the_old_weights(side: Side) -> None:
         made.push("transformer", iter([*packs[:-1], broken]), 2)
     side.client.begin_update(3)
     assert side.client.end_update(3).model_checksums == before.model_checksums
+
+
+def test_other_ranks_draw_every_pack_and_send_none(side: Side) -> None:
+    adapted(side.model, 1)
+    packs = adapter_packs(side.model)
+    helper = updater(InProcessLora)
+    # an engine of another process: only rank 0 could open it
+    helper.connect(Context(rank=1, world=2), [replace(side.handle, address="elsewhere")])
+    left = iter(packs)
+    report = helper.push("transformer", left, 1)
+    assert next(left, None) is None
+    assert report.names == tuple(name for pack in packs for name in pack.names)
+    assert (report.buckets, report.bytes, report.version) == (0, 0, 1)
+    helper.close()

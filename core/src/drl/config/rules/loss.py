@@ -110,21 +110,21 @@ def mean_and_deviation(draft: Draft) -> Iterator[Problem]:
 
 
 def reference(draft: Draft) -> Iterator[Problem]:
-    """The KL term needs a reference, and the reference needs adapters to switch off."""
+    """The KL term needs a reference: adapters to switch off, or an average of the weights."""
     beta, mode = draft.get("algorithm.kl_beta"), draft.get("algorithm.ref_mode")
     if beta > 0 and mode == "none":
         yield Problem(
             "algorithm.ref_mode",
-            f"is 'none', but algorithm.kl_beta = {beta} needs a reference; use 'lora_base'",
+            f"is 'none', but algorithm.kl_beta = {beta} needs a reference; use 'lora_base' or 'ema'",
         )
     elif mode == "lora_base" and not draft.get("lora.enabled"):
         path = "algorithm.ref_mode" if draft.given("algorithm.ref_mode") else "algorithm.kl_beta"
         yield Problem(
             path,
             "needs the reference 'lora_base', which is the model without its adapter: "
-            "set lora.enabled = true",
+            "set lora.enabled = true, or algorithm.ref_mode = 'ema'",
         )
-    elif mode == "lora_base" and beta == 0:
+    elif mode in {"lora_base", "ema"} and beta == 0 and not needs(draft, "old_prediction"):
         yield Problem("algorithm.ref_mode", "is not used: algorithm.kl_beta is 0", "warning")
 
 
@@ -156,15 +156,6 @@ def unguided_families(draft: Draft) -> Iterator[Problem]:
         yield Problem("sampling.negative_prompt", f"has no use: family {family!r} has no guidance")
 
 
-def adapters(draft: Draft) -> Iterator[Problem]:
-    """Options of adapters without adapters are a mistake more often than not."""
-    if draft.get("lora.enabled"):
-        return
-    for key in ("rank", "alpha", "target_modules", "init_weights"):
-        if draft.given(f"lora.{key}"):
-            yield Problem(f"lora.{key}", "is not used: lora.enabled is false", "warning")
-
-
 LOSS_RULES = (
     density,
     stochastic_steps,
@@ -175,5 +166,4 @@ LOSS_RULES = (
     reference,
     kl_at_the_last_step,
     unguided_families,
-    adapters,
 )

@@ -1,4 +1,4 @@
-"""Rules of the learning-rate schedule (rl-post-training reference 8.6)."""
+"""Rules of the optimizer, its schedule and its dtypes (rl-post-training reference 8.3, 8.6)."""
 
 from __future__ import annotations
 
@@ -55,4 +55,63 @@ def tail_of_wsd(draft: Draft) -> Iterator[Problem]:
         yield Problem(keys[0], f"must be at most optimizer.lr_decay_iters = {end}, got {tail}")
 
 
-OPTIMIZER_RULES = (order_of_rates, warmup_before_end, tail_of_wsd)
+READ_BY = {
+    "adam": {"beta1", "beta2", "eps"},
+    "sgd": {"momentum"},
+}
+"""Options that only some optimizers read."""
+
+
+def options_of_others(draft: Draft) -> Iterator[Problem]:
+    """An option of another optimizer does nothing."""
+    name = draft.get("optimizer.name")
+    for other, keys in READ_BY.items():
+        for key in sorted(keys - READ_BY[name]):
+            if draft.changed(f"optimizer.{key}"):
+                yield Problem(
+                    f"optimizer.{key}",
+                    f"is not used: optimizer.name is {name!r}, and {other!r} reads it",
+                    "warning",
+                )
+
+
+SMALLEST_EPS = 1e-4
+"""In float16, AdamW's second moment is 0 for gradients below 8e-3: eps alone divides them then."""
+
+
+def narrow_masters(draft: Draft) -> Iterator[Problem]:
+    """Weights in 16 bits must be what the forward pass computes in, and lose small updates."""
+    master, forward = draft.get("train.master_dtype"), draft.get("train.forward_dtype")
+    if master == "fp32":
+        return
+    if master != forward:
+        yield Problem(
+            "train.master_dtype",
+            f"must be 'fp32' or train.forward_dtype = {forward!r}, got {master!r}",
+        )
+        return
+    eps = draft.get("optimizer.eps")
+    if master == "fp16" and draft.get("optimizer.name") == "adam" and eps < SMALLEST_EPS:
+        yield Problem(
+            "optimizer.eps",
+            f"must be at least {SMALLEST_EPS:g} with train.master_dtype 'fp16', got {eps:g}: the second "
+            "moment of small gradients is 0 there, and a smaller eps too",
+        )
+    # half the distance of two neighbours, as a share of the smaller one
+    share = 512 if master == "bf16" else 4096
+    lr = draft.get("optimizer.lr")
+    yield Problem(
+        "train.master_dtype",
+        f"{master!r} loses updates below 1/{share} of a weight: at optimizer.lr = {lr:g} weights "
+        f"above about {share * lr:.2g} do not move; 'fp32' keeps every update",
+        "warning",
+    )
+
+
+OPTIMIZER_RULES = (
+    order_of_rates,
+    warmup_before_end,
+    tail_of_wsd,
+    options_of_others,
+    narrow_masters,
+)

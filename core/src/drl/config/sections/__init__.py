@@ -21,7 +21,7 @@ from drl.config.sections.rollout import (
     SamplingSection,
     SdeSection,
 )
-from drl.config.sections.train import OptimizerSection, TrainSection
+from drl.config.sections.train import EmaSection, OptimizerSection, TrainSection
 
 SECTIONS: dict[str, type[Section]] = {
     "run": RunSection,
@@ -30,6 +30,7 @@ SECTIONS: dict[str, type[Section]] = {
     "cluster": ClusterSection,
     "train": TrainSection,
     "optimizer": OptimizerSection,
+    "ema": EmaSection,
     "rollout": RolloutSection,
     "sampling": SamplingSection,
     "sde": SdeSection,
@@ -49,6 +50,7 @@ __all__ = [
     "CheckpointSection",
     "ClusterSection",
     "DataSection",
+    "EmaSection",
     "EvalDataset",
     "EvalSection",
     "LoggingSection",

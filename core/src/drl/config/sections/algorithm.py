@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from drl.config.fields import ByteCount, ComponentName, Names, Section
+from drl.config.fields import ByteCount, ComponentName, InputFile, Names, Section
 from drl.options import Field, Options
 
 
@@ -19,10 +19,9 @@ class AlgorithmSection(Section):
         0.0, ge=0, description="Weight of the KL term; above 0 a reference forward runs."
     )
     adv_clip_max: float = Field(5.0, gt=0, description="Advantages are clamped to ± this.")
-    ref_mode: Literal["none", "lora_base"] | None = Field(
+    ref_mode: Literal["none", "lora_base", "ema"] | None = Field(
         None,
         description="Reference of the KL term; when unset lora_base with a KL term, else none.",
-        json_schema_extra={"later": ["ema"]},
     )
 
 
@@ -74,17 +73,39 @@ class RewardSection(Section):
 
 
 class CheckpointSection(Section):
-    """When the state of a run is saved."""
+    """When the state of a run is saved, what of it stays, and which state a run starts from."""
 
     save: str | None = Field(
         None, min_length=1, description="Folder of the checkpoints; the run directory when unset."
     )
-    save_interval: int | None = Field(
-        None, gt=0, description="Iterations between checkpoints that are kept."
-    )
+    save_interval: int | None = Field(None, gt=0, description="Iterations between checkpoints.")
     every_minutes: float = Field(
         10.0, ge=0, description="Save the state for resuming this often; 0 only at the end."
     )
+    asynchronous: bool = Field(
+        True, description="Training goes on while a copy of its state is written."
+    )
+    save_optim: bool = Field(
+        True, description="Save the optimizer's state; without it a run cannot be resumed exactly."
+    )
+    keep_last: int | None = Field(
+        None, gt=0, description="Newest checkpoints that stay; all of them when unset."
+    )
+    keep_best: int = Field(0, ge=0, description="Best-scored checkpoints that stay besides.")
+    best_metric: str | None = Field(
+        None,
+        pattern=r"^eval/.+",
+        description='Figure of an evaluation that scores a checkpoint, such as "eval/heldout".',
+    )
+    best_mode: Literal["max", "min"] = Field("max", description="Which score is better.")
+    load: InputFile | None = Field(
+        None, description="Run, checkpoints folder or checkpoint whose state a new run starts from."
+    )
+    step: int | None = Field(
+        None, ge=1, description="Iterations done in the checkpoint to load; the newest when unset."
+    )
+    load_optim: bool = Field(True, description="Take the optimizer's state from a checkpoint.")
+    load_rng: bool = Field(True, description="Take the random numbers' state from a checkpoint.")
 
 
 class LoggingSection(Section):

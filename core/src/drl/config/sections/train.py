@@ -1,4 +1,4 @@
-"""Sections about the trainer: train, optimizer."""
+"""Sections about the trainer: train, optimizer, ema."""
 
 from __future__ import annotations
 
@@ -14,10 +14,22 @@ class TrainSection(Section):
     forward_dtype: Literal["fp32", "bf16", "fp16"] = Field(
         "bf16", description="Precision of the model's forward pass; fp32 on a CPU unless set."
     )
-    master_dtype: Literal["fp32"] = Field(
-        "fp32",
-        description="Precision of the trained weights and the optimizer's state.",
-        json_schema_extra={"later": ["bf16", "fp16"]},
+    master_dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Precision of the trained weights and the optimizer's state."
+    )
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Precision in which ranks add their gradients up."
+    )
+    dp_replicate_size: int = Field(
+        1,
+        gt=0,
+        description="Copies of the sharded weights; each is spread over ranks / copies ranks.",
+    )
+    cpu_offload: bool = Field(
+        False, description="Keep sharded weights and their optimizer on the CPU between forwards."
+    )
+    cpu_backend: Literal["gloo"] = Field(
+        "gloo", description="What carries the ranks' messages between CPUs."
     )
     seed: int = Field(1234, ge=0, le=MAX_SEED, description="Seed of the run.")
     global_batch_size: int | None = Field(
@@ -36,14 +48,19 @@ class TrainSection(Section):
 
 
 class OptimizerSection(Section):
-    """AdamW and the schedule of its learning rate."""
+    """What steps the weights, and the schedule of its learning rate."""
 
-    name: Literal["adam"] = Field("adam", description="adam: AdamW.")
+    name: Literal["adam", "sgd"] = Field(
+        "adam", description="adam: AdamW. sgd: gradient descent with momentum."
+    )
     lr: float = Field(1e-6, ge=0, description="Peak learning rate.")
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
     eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of sgd.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay of every trained parameter; decoupled in adam."
+    )
     clip_grad: float = Field(1.0, gt=0, description="Limit of the gradient's global norm.")
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = Field(
         "constant", description="How the learning rate falls after the warm-up."
@@ -62,4 +79,29 @@ class OptimizerSection(Section):
     )
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = Field(
         None, description="Shape of WSD's final decay."
+    )
+    use_checkpoint_lr_scheduler: bool = Field(
+        True, description="checkpoint.load takes the schedule's settings from the checkpoint."
+    )
+    override_lr_scheduler: bool = Field(
+        False, description="checkpoint.load leaves the schedule's settings to the recipe."
+    )
+
+
+class EmaSection(Section):
+    """A moving average of the trained weights, the "old policy"; updated once per iteration."""
+
+    enabled: bool = Field(False, description="Keep a moving average of the trained weights.")
+    rollout_policy: Literal["live", "ema"] = Field(
+        "live", description="Weights that engines get: the trained ones, or their average."
+    )
+    decay_init: float = Field(
+        0.001, ge=0, le=1, description="Share of the average that the first updates keep."
+    )
+    decay_ramp: float = Field(
+        0.001, ge=0, description="Growth of that share per update after them, from 0."
+    )
+    decay_max: float = Field(0.5, ge=0, le=1, description="That share grows up to this.")
+    decay_flat_steps: int = Field(
+        0, ge=0, description="Updates that keep decay_init; with 0 it is never used."
     )

@@ -104,3 +104,18 @@ class Sent:
     buckets: int = 0
     missing: set[str] = field(default_factory=set)
     unexpected: set[str] = field(default_factory=set)
+
+
+def drained(component: str, packs: Iterator[PackedUnits], version: int) -> PushReport:
+    """Draw every pack and send none: sharded weights are gathered by all ranks together."""
+    start = perf_counter()
+    names = tuple(name for pack in packs for name in pack.names)
+    return PushReport(
+        version=version,
+        component=component,
+        names=names,
+        buckets=0,
+        bytes=0,
+        checksum="",
+        seconds=perf_counter() - start,
+    )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drl.api import Context, EngineHandle, PackedUnits, PushReport, SyncPlan, Updater
-from drl_updater_in_process.sender import Sender
+from drl_updater_in_process.sender import Sender, drained
 
 
 class InProcess(Updater):
@@ -22,13 +22,18 @@ class InProcess(Updater):
     def __init__(self, options: Any, context: Context) -> None:
         super().__init__(options, context)
         self.sender = Sender(self.bucket)
+        self.rank = 0
 
     def connect(self, trainer: Context, engines: Sequence[EngineHandle]) -> None:
-        """Open a client of each engine."""
-        self.sender.connect(engines)
+        """Open a client of each engine, on the rank whose process they live in."""
+        self.rank = trainer.rank
+        if self.rank == 0:
+            self.sender.connect(engines)
 
     def push(self, component: str, buckets: Iterator[PackedUnits], version: int) -> PushReport:
-        """Hand every bucket to every engine."""
+        """Hand every bucket to every engine; other ranks only help to make the buckets."""
+        if self.rank != 0:
+            return drained(component, buckets, version)
         return self.sender.push(component, buckets, version)
 
     def close(self) -> None:

@@ -1,0 +1,85 @@
+"""Rules of the trainer's ranks: how many, on which devices, how weights lie on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drl.config.draft import Draft
+from drl.errors import Problem
+
+RANKS = "cluster.actor_num_gpus_per_node"
+
+
+def one_machine(draft: Draft) -> Iterator[Problem]:
+    """The inline launcher starts processes on this machine alone."""
+    nodes = draft.get("cluster.actor_num_nodes")
+    if nodes > 1:
+        yield Problem(
+            "cluster.actor_num_nodes",
+            f"must be 1 with cluster.launcher = 'inline', got {nodes}; use more ranks on one machine "
+            f"({RANKS})",
+        )
+
+
+def device_of_each_rank(draft: Draft) -> Iterator[Problem]:
+    """Rank r is on cuda:r, so several ranks need the plain name of the kind of device."""
+    ranks, device = draft.get(RANKS), draft.get("cluster.device")
+    if ranks > 1 and device not in {"cpu", "cuda"}:
+        yield Problem(
+            "cluster.device",
+            f"must be 'cuda' or 'cpu' with {ranks} ranks ({RANKS}), got {device!r}: rank r is on cuda:r; "
+            "choose GPUs by CUDA_VISIBLE_DEVICES",
+        )
+
+
+def copies_of_shards(draft: Draft) -> Iterator[Problem]:
+    """Every copy of the weights is spread over equally many ranks."""
+    ranks, copies = draft.get(RANKS), draft.get("train.dp_replicate_size")
+    if ranks % copies:
+        yield Problem(
+            "train.dp_replicate_size",
+            f"must divide the number of ranks ({RANKS} = {ranks}), got {copies}",
+        )
+
+
+def weights_on_the_cpu(draft: Draft) -> Iterator[Problem]:
+    """Offloading is a property of shards on GPUs."""
+    if not draft.get("train.cpu_offload"):
+        return
+    if draft.get(RANKS) == 1 or not draft.get("cluster.device").startswith("cuda"):
+        yield Problem(
+            "train.cpu_offload",
+            f"needs GPUs and sharded weights: cluster.device = 'cuda' and {RANKS} above 1",
+        )
+
+
+def options_of_ranks(draft: Draft) -> Iterator[Problem]:
+    """One rank adds no gradients up and sends no weights."""
+    if draft.get(RANKS) > 1:
+        return
+    for path in ("train.reduce_dtype", "train.cpu_backend", "model.load"):
+        if draft.changed(path):
+            yield Problem(path, f"is not used: there is one rank ({RANKS})", "warning")
+
+
+def even_ranks(draft: Draft) -> Iterator[Problem]:
+    """B5: the samples of an optimizer step should spread evenly over the ranks."""
+    ranks, samples = draft.get(RANKS), draft.get("train.global_batch_size")
+    if samples is not None and samples % ranks:
+        path = "train.global_batch_size" if draft.given("train.global_batch_size") else RANKS
+        yield Problem(
+            path,
+            f"B5: {samples} samples per optimizer step do not spread evenly over {ranks} ranks; "
+            "some ranks compute filler meanwhile",
+            "warning",
+        )
+
+
+CLUSTER_RULES = (
+    one_machine,
+    device_of_each_rank,
+    copies_of_shards,
+    weights_on_the_cpu,
+    options_of_ranks,
+    even_ranks,
+)

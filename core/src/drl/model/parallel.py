@@ -1,0 +1,277 @@
+"""Ranks of one trainer: who a process is among N, how a component is sharded, how ranks agree.
+
+Sharding is FSDP2 (``fully_shard``, Zhao et al. 2023, arXiv 2304.11277). A component with adapters keeps
+them whole on every rank: adapters are small, their gradients are summed once per optimizer step in one
+collective, and the frozen base travels alone in one dtype. A group of bf16 base
+and float32 adapters would be gathered as bytes, which takes slow copy kernels on the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from drl.errors import BadInput, ContractError
+from drl.lora import adapter_names, base_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among the ranks of one trainer. A world of 1 has no mesh and no groups.
+
+    ``mesh``: (shard,) or (replicate, shard). ``save_group``: a group of the CPU, for saves in the
+    background alone. ``talk``: a group of the CPU for small objects. ``replicas``: copies of each shard.
+    """
+
+    rank: int = 0
+    world: int = 1
+    mesh: DeviceMesh | None = None
+    save_group: dist.ProcessGroup | None = None
+    talk: dist.ProcessGroup | None = None
+    replicas: int = 1
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return the value of every rank, by rank, on every rank; collective. Values are pickled."""
+        if self.talk is None:
+            return [value]
+        values: list[Value] = [value] * self.world
+        dist.all_gather_object(values, value, group=self.talk)
+        return values
+
+    def any(self, condition: bool) -> bool:
+        """Return on every rank whether the condition holds on one of them; collective."""
+        return any(self.gather(condition))
+
+    def broadcast(self, value: Value | None) -> Value:
+        """Return rank 0's value on every rank; collective. What other ranks give is ignored."""
+        box = [value]
+        if self.talk is not None:
+            dist.broadcast_object_list(box, src=0, group=self.talk)
+        (got,) = box
+        assert got is not None
+        return got
+
+
+ALONE = Ranks()
+"""The only rank of a trainer in one process."""
+
+
+def shard(
+    module: nn.Module,
+    *,
+    wrap: Sequence[str],
+    mesh: DeviceMesh,
+    forward_dtype: str,
+    reduce_dtype: str = "fp32",
+    cpu_offload: bool = False,
+    reshard_after_forward: bool = True,
+) -> None:
+    """Shard a component over ``mesh`` in place: one group per module of a class in ``wrap``, one for the rest.
+
+    Adapters must be in the module already. Parameters are gathered in ``forward_dtype``; gradients are
+    summed over ranks in ``reduce_dtype``, not averaged, because rows are weighted by the whole window.
+    With adapters, only the base is sharded, and it is stored in ``forward_dtype`` from now
+    on: that is the precision in which they are gathered, so no forward changes. A module on the meta
+    device stays there. Raises BadInput for a class that occurs nowhere and for an empty ``wrap``.
+    """
+    groups = wrapped_modules(module, wrap)
+    whole = set(whole_parameters(module))
+    if whole:
+        store_in(DTYPES[forward_dtype], (p for p in module.parameters() if p not in whole))
+    policy = MixedPrecisionPolicy(
+        param_dtype=DTYPES[forward_dtype],
+        reduce_dtype=DTYPES[reduce_dtype],
+        cast_forward_inputs=False,
+    )
+    offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
+    for part in [*groups, module]:
+        made = fully_shard(
+            part,
+            mesh=mesh,
+            mp_policy=policy,
+            offload_policy=offload,
+            ignored_params=whole,
+            # the root's group is needed again as soon as the backward begins
+            reshard_after_forward=reshard_after_forward and part is not module,
+        )
+        # plain sums; without this, gloo would be asked for an operation that it does not have
+        made.set_force_sum_reduction_for_comms(True)
+        made.set_gradient_divide_factor(1.0)
+
+
+def wrapped_modules(module: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
+    """Return the modules that get a group of their own, inner ones first; raises BadInput."""
+    if not wrap:
+        raise BadInput(
+            f"{type(module).__name__}: its family names no classes to shard by "
+            "(TrainPipelineConfig.wrap); use cluster.actor_num_gpus_per_node = 1"
+        )
+    found: dict[str, list[nn.Module]] = {name: [] for name in wrap}
+    for child in module.modules():
+        name = type(child).__name__
+        if name in found and child is not module:
+            found[name].append(child)
+    absent = [name for name, modules in found.items() if not modules]
+    if absent:
+        classes = sorted({type(child).__name__ for child in module.modules()})
+        raise BadInput(
+            f"{type(module).__name__} has no module of class {', '.join(absent)}, which its family wants "
+            f"to shard by (TrainPipelineConfig.wrap); it has {', '.join(classes[:12])}"
+        )
+    chosen = {id(part) for modules in found.values() for part in modules}
+    order = [child for child in module.modules() if id(child) in chosen]
+    return order[::-1]
+
+
+def store_in(dtype: torch.dtype, parameters: Iterable[nn.Parameter]) -> None:
+    """Store floating parameters in another dtype from now on."""
+    for parameter in parameters:
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
+def whole_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that every rank keeps whole: those of adapters, trained or not."""
+    if not adapter_names(module):
+        return []
+    base = base_names(module)
+    return [parameter for name, parameter in module.named_parameters() if name not in base]
+
+
+def reshard(modules: Iterable[nn.Module]) -> None:
+    """Drop gathered parameters: after a forward without backward some are still whole.
+
+    Until then ``named_parameters`` shows the gathered ones instead of those that are trained.
+    """
+    for module in modules:
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
+
+def sum_whole_gradients(
+    parameters: Iterable[nn.Parameter], ranks: Ranks, reduce_dtype: str = "fp32"
+) -> None:
+    """Add the gradients of whole parameters up over ranks, in place, in one collective."""
+    if ranks.world == 1:
+        return
+    grads = [p.grad for p in parameters if p.grad is not None and not isinstance(p.grad, DTensor)]
+    if not grads:
+        return
+    flat = torch.cat([grad.detach().flatten() for grad in grads]).to(DTYPES[reduce_dtype])
+    dist.all_reduce(flat)
+    pieces = flat.split([grad.numel() for grad in grads])
+    torch._foreach_copy_(
+        grads, [piece.view_as(grad) for piece, grad in zip(pieces, grads, strict=True)]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """How the ranks of a trainer find each other.
+
+    ``device``: "cpu" or "cuda" (rank r is on cuda:r). ``timeout_s``: a collective that takes longer
+    fails. ``cpu_backend``: what carries collectives of the CPU.
+    """
+
+    world: int
+    device: str
+    replicas: int = 1
+    timeout_s: float = 600.0
+    cpu_backend: str = "gloo"
+
+    def device_of(self, rank: int) -> str:
+        """Return the device of one rank; one rank alone is where the recipe says."""
+        return self.device if self.world == 1 or self.device == "cpu" else f"cuda:{rank}"
+
+
+def start_ranks(rank: int, settings: RankSettings, rendezvous: Path) -> Ranks:
+    """Join the other ranks; every rank of the world calls this, and blocks until all have.
+
+    ``rendezvous``: a file on a local disk that does not exist yet, the same for all. Ranks talk over the
+    loopback interface alone. Raises ContractError when this process is in a process group already.
+    """
+    if dist.is_initialized():
+        raise ContractError(
+            "this process is in a torch.distributed process group already; start drl without torchrun"
+        )
+    on_cpu = settings.device == "cpu"
+    cpu = settings.cpu_backend
+    if not on_cpu:
+        torch.cuda.set_device(rank)
+    limit = timedelta(seconds=settings.timeout_s)
+    dist.init_process_group(
+        cpu if on_cpu else f"cpu:{cpu},cuda:nccl",
+        store=dist.FileStore(str(rendezvous), settings.world),
+        rank=rank,
+        world_size=settings.world,
+        timeout=limit,
+    )
+    shape: tuple[int, ...] = (settings.world,)
+    names: tuple[str, ...] = ("shard",)
+    if settings.replicas > 1:
+        shape = (settings.replicas, settings.world // settings.replicas)
+        names = ("replicate", "shard")
+    return Ranks(
+        rank=rank,
+        world=settings.world,
+        mesh=init_device_mesh(settings.device, shape, mesh_dim_names=names),
+        save_group=dist.new_group(backend=cpu, timeout=limit),
+        talk=dist.new_group(backend=cpu, timeout=limit),
+        replicas=settings.replicas,
+    )
+
+
+def stop_ranks() -> None:
+    """Leave the other ranks; a second call is harmless, and so are ranks that are gone already."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def abort_ranks(ranks: Ranks | None) -> None:
+    """End collectives that wait for a rank that is gone: gloo notices by itself, NCCL waits for ever."""
+    if ranks is None or ranks.mesh is None or ranks.mesh.device_type == "cpu":
+        return
+    for group in {dist.group.WORLD, *ranks.mesh.get_all_groups()}:
+        if group is not None:
+            group.abort()
+
+
+@contextmanager
+def loopback_only() -> Iterator[None]:
+    """Let collectives use the loopback interface, unless the user chose one."""
+    loops = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    added = [name for name in names if loops and name not in os.environ]
+    os.environ.update(dict.fromkeys(added, loops[0] if loops else ""))
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

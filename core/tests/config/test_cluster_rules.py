@@ -1,0 +1,95 @@
+"""Rules of the trainer's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Problems = Callable[..., dict[str, str]]
+Warnings = Callable[..., dict[str, str]]
+Load = Callable[..., Any]
+RANKS = "cluster.actor_num_gpus_per_node"
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "said"),
+    [
+        (
+            {"cluster.actor_num_nodes": 2},
+            "cluster.actor_num_nodes",
+            "must be 1 with cluster.launcher",
+        ),
+        ({RANKS: 0}, RANKS, "must be above 0"),
+        (
+            {RANKS: 2, "cluster.device": "cuda:1"},
+            "cluster.device",
+            "must be 'cuda' or 'cpu' with 2 ranks",
+        ),
+        ({RANKS: 2, "cluster.device": "mps"}, "cluster.device", "got 'mps': rank r is on cuda:r"),
+        (
+            {RANKS: 4, "train.dp_replicate_size": 3},
+            "train.dp_replicate_size",
+            f"must divide the number of ranks ({RANKS} = 4), got 3",
+        ),
+        (
+            {"train.dp_replicate_size": 2},
+            "train.dp_replicate_size",
+            "must divide the number of ranks",
+        ),
+        (
+            {"train.cpu_offload": True, "cluster.device": "cuda"},
+            "train.cpu_offload",
+            "needs GPUs and sharded weights",
+        ),
+        (
+            {"train.cpu_offload": True, RANKS: 2, "cluster.device": "cpu"},
+            "train.cpu_offload",
+            "needs GPUs and sharded weights",
+        ),
+        (
+            {"cluster.distributed_timeout_minutes": 0},
+            "cluster.distributed_timeout_minutes",
+            "above 0",
+        ),
+        ({"model.load": "rank0"}, "model.load", "broadcast"),
+        ({"train.reduce_dtype": "fp8"}, "train.reduce_dtype", "bf16"),
+    ],
+)
+def test_what_ranks_cannot_do(
+    problems: Problems, changes: dict[str, Any], path: str, said: str
+) -> None:
+    found = problems(changes)
+    assert list(found) == [path]
+    assert said in found[path]
+
+
+def test_what_one_rank_does_not_read_is_noted(warnings: Warnings) -> None:
+    for path, value in (("train.reduce_dtype", "bf16"), ("model.load", "all_ranks")):
+        assert "is not used: there is one rank" in warnings({path: value})[path]
+        assert path not in warnings({path: value, RANKS: 2})
+
+
+def test_samples_that_do_not_spread_evenly_are_noted_where_they_can_be_changed(
+    warnings: Warnings,
+) -> None:
+    # 16 samples in 2 optimizer steps
+    assert RANKS not in warnings({RANKS: 4})
+    assert "B5: 8 samples per optimizer step" in warnings({RANKS: 3})[RANKS]
+    given = {RANKS: 3, "train.global_batch_size": 8, "train.num_steps_per_rollout": None}
+    assert "do not spread evenly over 3 ranks" in warnings(given)["train.global_batch_size"]
+
+
+def test_offloading_and_copies_fit_a_machine_with_gpus(load: Load) -> None:
+    recipe = load(
+        {
+            RANKS: 4,
+            "train.dp_replicate_size": 2,
+            "train.cpu_offload": True,
+            "cluster.device": "cuda",
+        },
+        cuda=True,
+    )
+    assert (recipe.cluster.actor_num_gpus_per_node, recipe.train.dp_replicate_size) == (4, 2)
+    assert load().cluster.actor_num_gpus_per_node == 1

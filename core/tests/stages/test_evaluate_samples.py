@@ -1,0 +1,192 @@
+"""An evaluation from request to score: every prompt once, in order, whoever finishes first."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from drl.errors import TrustError
+from drl.stages.evaluate import AFTER, EvaluationSet, evaluate, evaluate_if_due
+from drl.stages.reward import weighted_sum
+from drl.testing import make_prompt, make_sample
+from drl.types import RolloutRequest, Sample, Score, Verdict
+
+PROMPTS = tuple(make_prompt(f"prompt {row}", row=row) for row in range(3))
+
+
+def recipe(*, sampler: bool, count: int, interval: int | None = None) -> Any:
+    return SimpleNamespace(
+        eval=SimpleNamespace(
+            interval=interval,
+            after_train=True,
+            num_steps=4,
+            n_samples_per_prompt=count,
+            seed=42,
+            rollout_sampler=sampler,
+        ),
+        sampling=SimpleNamespace(
+            num_steps=4,
+            height=16,
+            width=16,
+            num_frames=1,
+            flow_shift=None,
+            guidance_scale=1.0,
+            true_cfg_scale=None,
+            negative_prompt=None,
+            generator_device="cpu",
+        ),
+        sde=SimpleNamespace(type="cps", noise_level=0.7, log_prob_no_const=True, num_steps=2),
+        trust=SimpleNamespace(settings=True),
+    )
+
+
+class Engines:
+    """Makes what is asked; later requests are done earlier."""
+
+    def __init__(self, change: Any = None) -> None:
+        self.asked: list[RolloutRequest] = []
+        self.change = change
+
+    async def generate(self, request: RolloutRequest) -> list[Sample]:
+        self.asked.append(request)
+        for _ in range(20 - 2 * len(self.asked)):
+            await asyncio.sleep(0)
+        (seed,), (member,) = request.seeds, request.members
+        sample = make_sample(
+            request.prompt.text, group_index=request.group_index, member=member, seed=seed, index=99
+        )
+        sample.prompt, sample.version = request.prompt, 4
+        if self.change is not None:
+            self.change(sample)
+        return [sample]
+
+
+class Rewards:
+    """Scores by prompt row and member; what has row 2 cannot be scored."""
+
+    weights = {"words": 2.0}  # noqa: RUF012
+
+    async def score(self, samples: list[Sample]) -> list[dict[str, Score]]:
+        return [
+            {
+                "words": Score(
+                    value=None if one.prompt.row == 2 else one.prompt.row + 0.25 * one.member
+                )
+            }
+            for one in samples
+        ]
+
+
+def run_of(given: Any, *, engines: Any = None, verdicts: tuple[Verdict, ...] = ()) -> Any:
+    told: list[Any] = []
+    run = SimpleNamespace(
+        recipe=given,
+        engines=engines or Engines(),
+        rewards=Rewards(),
+        family=SimpleNamespace(edit_request=lambda request: request),
+        strategy=None,
+        version=4,
+        ending=None,
+        saved=1,
+        evaluation_sets=(EvaluationSet(name="words", prompts=PROMPTS),),
+        phases=SimpleNamespace(phase=lambda name: nullcontext()),
+        background=SimpleNamespace(run=asyncio.run),
+        schedule=lambda sampling: None,
+        is_last=lambda rollout_id: False,
+        reward_of=lambda terms: weighted_sum(terms, Rewards.weights),
+        progress=lambda phase, done, total: told.append((phase, done, total)),
+        keep_evaluation=lambda report, label: told.append((label, report)),
+        hooks=SimpleNamespace(drl_evaluation_finished=lambda run, report: list(verdicts)),
+        told=told,
+    )
+
+    def take(verdict: Verdict, done: int) -> None:
+        told.append((verdict.action, done))
+        if verdict.action == "stop":
+            run.ending = verdict.reason
+
+    run.take_verdict = take
+    return run
+
+
+def test_samples_and_scores_stay_in_the_order_of_the_requests() -> None:
+    run = run_of(recipe(sampler=False, count=2))
+    report = evaluate(run, 3, label="x")
+    assert report is not None
+    samples = report.samples["words"]
+    assert [(one.prompt.row, one.member, one.seed) for one in samples] == [
+        (row, member, 42 + member) for row in range(3) for member in range(2)
+    ]
+    assert [one.index for one in samples] == list(range(6))
+    assert [one.reward for one in samples] == [0.0, 0.5, 2.0, 2.5, None, None]
+    assert samples[3].scores == {"words": Score(value=1.25)}
+    assert report.means == {"words": pytest.approx(1.25)}
+
+
+def test_progress_counts_each_picture_once() -> None:
+    run = run_of(recipe(sampler=False, count=1))
+    evaluate(run, 3, label="x")
+    assert run.told[:3] == [("eval words", n, 3) for n in (1, 2, 3)]
+
+
+def test_the_rollouts_own_sampler_is_an_evaluation_of_its_own() -> None:
+    run = run_of(recipe(sampler=True, count=1))
+    report = evaluate(run, 3, label="x")
+    assert report is not None
+    assert list(report.means) == ["words", "words/rollout_sampler"]
+    kinds = [request.sampling.sde_type for request in run.engines.asked]
+    assert kinds == ["ode"] * 3 + ["cps"] * 3
+    assert [request.evaluation for request in run.engines.asked] == [True] * 3 + [False] * 3
+    plain = run_of(recipe(sampler=False, count=1))
+    evaluate(plain, 3, label="x")
+    assert {request.sampling.sde_type for request in plain.engines.asked} == {"ode"}
+
+
+def other_seed(sample: Sample) -> None:
+    sample.seed += 1
+
+
+def other_weights(sample: Sample) -> None:
+    sample.version = 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(other_seed, "asked for seed 42, got 43"), (other_weights, "version 3")]
+)
+def test_a_held_out_sample_must_be_what_was_asked_for_too(change: Any, said: str) -> None:
+    run = run_of(recipe(sampler=False, count=1), engines=Engines(change))
+    with pytest.raises(TrustError, match=said):
+        evaluate(run, 3, label="x")
+    assert not [one for one in run.told if one[0] == "x"]
+
+
+def test_a_family_may_edit_the_request_and_the_sample_is_held_against_the_recipe() -> None:
+    run = run_of(recipe(sampler=False, count=1))
+    run.family.edit_request = lambda request: replace(request, debug=True)
+    evaluate(run, 3, label="x")
+    assert {request.debug for request in run.engines.asked} == {True}
+
+
+def test_every_verdict_is_taken_after_the_report_is_kept() -> None:
+    verdicts = (Verdict("keep", "best"), Verdict("keep", "second opinion"))
+    run = run_of(recipe(sampler=False, count=1), verdicts=verdicts)
+    evaluate(run, 3, label="iteration-3")
+    assert [one[0] for one in run.told[3:]] == ["iteration-3", "keep", "keep"]
+    assert run.told[-1] == ("keep", 3)
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_verdict_that_stops_the_run_makes_this_evaluation_the_last(after: bool) -> None:
+    given = recipe(sampler=False, count=1, interval=2)
+    given.eval.after_train = after
+    run = run_of(given, verdicts=(Verdict("stop", "good enough"),))
+    evaluate_if_due(run, 1)  # iteration 1 is saved already
+    labels = [label for label, *rest in run.told if rest and not isinstance(rest[0], int)]
+    assert labels == (["iteration-2", AFTER] if after else ["iteration-2"])
+    reports = [rest[0] for label, *rest in run.told if label in labels]
+    assert all(report is reports[0] for report in reports)

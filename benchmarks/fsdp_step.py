@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from common import SCALES, Row, arguments, free, peak_gib, report, sync, write
-from fsdp_profile import KINDS, Profile, profiled
+from common import SCALES, Row, arguments, free, report, write
+from fsdp_profile import KINDS, profiled
 from fsdp_variants import VARIANTS, Step, Variant
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="variants whose names match this expression")
     parser.add_argument("--no-profile", action="store_true", help="times alone")
     parser.add_argument("--profile-all", action="store_true", help="profile every variant")
-    parser.set_defaults(repeats=5, warmup=2)
+    parser.set_defaults(repeats=7, warmup=1)
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         meeting = Path(folder) / "ranks"
@@ -68,50 +68,80 @@ def rank_main(rank: int, options: argparse.Namespace, meeting: Path) -> None:
 def measured(
     variants: Sequence[Variant], options: argparse.Namespace, mesh: DeviceMesh
 ) -> list[Row]:
-    """Return a row per variant; what torch refuses is a row that says so. Keeps each as it comes."""
+    """Return a row per variant; what torch refuses is a row that says so.
+
+    Adapters first, then full weights. The variants of one kind take turns, step by step, because the
+    speed of a host drifts by more than what they differ in; ratios are medians over turns.
+    """
     rows: list[Row] = []
-    texts: list[str] = []
+    for kind in dict.fromkeys(variant.kind for variant in variants):
+        steps, refused = prepared([v for v in variants if v.kind == kind], options, mesh)
+        rows += refused + timed(steps, options)
+        keep(rows, options)
+        if not options.no_profile:
+            profile_steps(steps, rows, options)
+            keep(rows, options)
+        steps.clear()
+        free()
+    return rows
+
+
+def prepared(
+    variants: Sequence[Variant], options: argparse.Namespace, mesh: DeviceMesh
+) -> tuple[dict[str, Step], list[Row]]:
+    """Build and warm up every variant; return the steps, and rows of those that torch refused."""
+    steps: dict[str, Step] = {}
+    refused: list[Row] = []
     for variant in variants:
-        began = time.perf_counter()
         try:
-            row, profile = measure(variant, options, mesh)
-            texts += [f"== {variant.name}\n{profile.text}\n"] if profile else []
+            step = Step(variant, SCALES[options.size], options.device, mesh)
+            step()
+            step.first_norm = (
+                step.gradient_norm()
+            )  # later ones follow weights that part by rounding
+            for _ in range(options.warmup):
+                step()
+            steps[variant.name] = step
         except Exception as error:
             # in one process the others keep their figures; ranks would wait for each other
             if options.world > 1:
                 raise
+            print(f"{variant.name}:", file=sys.stderr)
             traceback.print_exc()
-            row = {"variant": variant.name, "refused": f"{type(error).__name__}: {error}"[:160]}
-        free()
-        rows.append(row | {"took s": time.perf_counter() - began})
-        print(f"{variant.name}: {row.get('step ms', row.get('refused'))}", file=sys.stderr)
-        keep(with_ratios(rows), texts, options)
+            refused.append(
+                {"variant": variant.name, "refused": f"{type(error).__name__}: {error}"[:160]}
+            )
+    return steps, refused
+
+
+def timed(steps: dict[str, Step], options: argparse.Namespace) -> list[Row]:
+    """Let the steps take turns; return medians of their phases and of their ratio to the first."""
+    turns: list[dict[str, dict[str, float]]] = []
+    for _ in range(options.repeats):
+        turns.append({name: phase_times(step, options.device) for name, step in steps.items()})
+    first = next(iter(steps), "")
+    rows: list[Row] = []
+    for name, step in steps.items():
+        times = [turn[name] for turn in turns]
+        ratio = median(sum_of(turn[name]) / sum_of(turn[first]) for turn in turns)
+        row: Row = {"variant": name, "step ms": median(map(sum_of, times)), "ratio": ratio}
+        row |= {f"{phase} ms": median(each[phase] for each in times) for phase in times[0]}
+        rows.append(row | {"gradient": step.first_norm})
     return rows
 
 
-def measure(
-    variant: Variant, options: argparse.Namespace, mesh: DeviceMesh
-) -> tuple[Row, Profile | None]:
-    """Time the phases of a variant's step, then profile one step."""
-    step = Step(variant, SCALES[options.size], options.device, mesh)
-    step()
-    norm = step.gradient_norm()
-    for _ in range(options.warmup):
-        step()
-    sync(options.device)
-    if options.device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats()
-    rounds = [phase_times(step, options.device) for _ in range(options.repeats)]
-    row: Row = {"variant": variant.name, "step ms": 0.0, "ratio": None}
-    row |= {f"{name} ms": median(each[name] for each in rounds) for name in rounds[0]}
-    row["step ms"] = median(sum_of(each) for each in rounds)
-    row |= {"GiB": peak_gib(options.device), "gradient": norm}
-    if not (variant.profile or options.profile_all) or options.no_profile:
-        return row, None
-    profile = profiled(step, options.device)
-    if profile.busy:
-        row |= {"busy": profile.busy, "idle": profile.idle, **profile.kinds}
-    return row, profile
+def profile_steps(steps: dict[str, Step], rows: list[Row], options: argparse.Namespace) -> None:
+    """Add where the device's time goes to the rows of steps that are to be profiled."""
+    for row in rows:
+        step = steps.get(row["variant"])
+        if step is None or not (step.variant.profile or options.profile_all):
+            continue
+        profile = profiled(step, options.device)
+        if profile.busy:
+            row |= {"busy": profile.busy, "idle": profile.idle, **profile.kinds}
+        if options.out is not None and dist.get_rank() == 0:
+            with (options.out / f"fsdp_step_{options.world}_profile.txt").open("a") as file:
+                file.write(f"== {row['variant']}\n{profile.text}\n")
 
 
 def phase_times(step: Step, device: str) -> dict[str, float]:
@@ -148,16 +178,6 @@ def sum_of(times: dict[str, float]) -> float:
     return sum(took for name, took in times.items() if name != "host")
 
 
-def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Compare each step with the first unwrapped one that trains the same weights."""
-    first: dict[str, float] = {}
-    for row in rows:
-        kind = row["variant"].partition(":")[0]
-        if "step ms" in row:
-            row["ratio"] = row["step ms"] / first.setdefault(kind, row["step ms"])
-    return list(rows)
-
-
 def columns_of(rows: Sequence[Row]) -> list[list[str]]:
     """Return the columns of two tables: phases of the step, and kinds of kernels."""
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -167,14 +187,10 @@ def columns_of(rows: Sequence[Row]) -> list[list[str]]:
     return [table for table in tables if len(table) > 1 and any(table[1] in row for row in rows)]
 
 
-def keep(rows: Sequence[Row], texts: Sequence[str], options: argparse.Namespace) -> None:
+def keep(rows: Sequence[Row], options: argparse.Namespace) -> None:
     """Write what is known so far: a run that is stopped keeps the figures of its finished variants."""
-    if options.out is None or dist.get_rank() > 0:
-        return
-    write(f"fsdp_step_{options.world}", options, rows)
-    if texts:
-        path = options.out / f"fsdp_step_{options.world}_profile.txt"
-        path.write_text("\n".join(texts))
+    if options.out is not None and dist.get_rank() == 0:
+        write(f"fsdp_step_{options.world}", options, rows)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from drl.model import parallel
 from drl.stages.step import clip_on_ranks
 
 BF16, FP32 = torch.bfloat16, torch.float32
-Wrap = Literal["none", "blocks", "adapters apart", "adapters ignored", "base ignored", "drl"]
+Wrap = Literal["none", "blocks", "adapters apart", "adapters ignored", "drl"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class Variant:
 
     ``base``: dtype of the base weights, or of all when they are trained. ``wrap``: "blocks" is one
     group a block and one for the rest, "adapters apart" gives the adapters of a block a group of
-    their own, "adapters ignored" replicates them and sums their gradients here, "base ignored"
-    replicates the frozen base. ``policy``: groups compute in bf16 and reduce in float32.
+    their own, "adapters ignored" replicates them and sums their gradients here, "drl" is what drl does.
+    ``frozen``: drl's base is "sharded" or "whole". ``policy``: groups compute in bf16 and reduce in float32.
     ``reshard``: after the forward. ``update``: AdamW's loop over tensors, or its fused kernel; the
     default of torch for sharded parameters is the loop. ``profile``: look at the kernels of a step.
     """
@@ -42,9 +42,15 @@ class Variant:
     base: torch.dtype = BF16
     policy: bool = False
     reshard: bool = True
+    frozen: str = "sharded"
     autocast: bool = True
     update: Literal["loop", "foreach", "fused"] = "fused"
     profile: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What is trained: "adapters" or "full" weights."""
+        return "adapters" if self.adapters else "full"
 
 
 VARIANTS = (
@@ -77,10 +83,9 @@ VARIANTS = (
     Variant(name="adapters: mixed dtypes, no policy", wrap="blocks", profile=True),
     Variant(name="adapters: apart, no policy", wrap="adapters apart"),
     Variant(name="adapters: ignored", wrap="adapters ignored"),
-    Variant(name="adapters: base ignored", wrap="base ignored"),
-    Variant(name="adapters: drl", wrap="drl", profile=True),
-    Variant(name="adapters: drl, kept", wrap="drl", reshard=False),
-    Variant(name="adapters: unwrapped, again", wrap="none"),
+    Variant(name="adapters: drl, sharded", wrap="drl", profile=True),
+    Variant(name="adapters: drl, sharded, kept after forward", wrap="drl", reshard=False),
+    Variant(name="adapters: drl, whole", wrap="drl", frozen="whole"),
     Variant(name="full: unwrapped", wrap="none", adapters=False, base=FP32),
     Variant(
         name="full: naive (loop AdamW)",
@@ -135,14 +140,10 @@ def wrapped(variant: Variant, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
             mesh=mesh,
             forward_dtype="bf16",
             reshard_after_forward=variant.reshard,
+            frozen=variant.frozen,
         )
         return model
-    ignored = {
-        parameter
-        for parameter in model.parameters()
-        if (variant.wrap == "adapters ignored" and parameter.requires_grad)
-        or (variant.wrap == "base ignored" and not parameter.requires_grad)
-    }
+    ignored = set(trained(model)) if variant.wrap == "adapters ignored" else set()
     policy = MixedPrecisionPolicy(
         param_dtype=BF16 if variant.policy else None,
         reduce_dtype=FP32,
@@ -194,6 +195,7 @@ class Step:
         self.kind = device.partition(":")[0]
         self.loss: Tensor | None = None
         self.norm: Tensor | None = None
+        self.first_norm = 0.0
 
     @property
     def low(self) -> bool:

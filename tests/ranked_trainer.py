@@ -83,13 +83,16 @@ def make_trainer(
     *,
     lora: bool = False,
     load: str = "broadcast",
+    shard_frozen: str = "auto",
     clip: float = 1e9,
     loss: type[Regression] = Regression,
     reference: bool = False,
     max_bad_steps: int = 3,
 ) -> Trainer:
     """Build a rank's trainer, its net spread over the ranks."""
-    settings = ShardSettings(forward_dtype="fp32", reduce_dtype="fp32", load=load)
+    settings = ShardSettings(
+        forward_dtype="fp32", reduce_dtype="fp32", load=load, shard_frozen=shard_frozen
+    )
     on_gpu = ranks.mesh is not None and ranks.mesh.device_type == "cuda"
     device = f"cuda:{ranks.rank}" if on_gpu else "cpu"
     net = make_net(meta=not settings.reads(ranks), lora=lora)

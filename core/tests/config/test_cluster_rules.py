@@ -66,9 +66,28 @@ def test_what_ranks_cannot_do(
 
 
 def test_what_one_rank_does_not_read_is_noted(warnings: Warnings) -> None:
-    for path, value in (("train.reduce_dtype", "bf16"), ("model.load", "all_ranks")):
+    for path, value in (
+        ("train.reduce_dtype", "bf16"),
+        ("model.load", "all_ranks"),
+        ("train.shard_frozen", "never"),
+    ):
         assert "is not used: there is one rank" in warnings({path: value})[path]
-        assert path not in warnings({path: value, RANKS: 2})
+        assert path not in warnings({path: value, RANKS: 2, "lora.enabled": True})
+
+
+def test_full_weights_are_sharded_whatever_the_base_of_adapters_does(
+    warnings: Warnings, problems: Problems
+) -> None:
+    full = {RANKS: 2, "train.shard_frozen": "never", "lora.enabled": False}
+    assert "full weights are trained" in warnings(full)["train.shard_frozen"]
+    offloaded = {
+        RANKS: 2,
+        "lora.enabled": True,
+        "train.shard_frozen": "never",
+        "train.cpu_offload": True,
+        "cluster.device": "cuda",
+    }
+    assert "needs sharded weights" in problems(offloaded)["train.cpu_offload"]
 
 
 def test_samples_that_do_not_spread_evenly_are_noted_where_they_can_be_changed(

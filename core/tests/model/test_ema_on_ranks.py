@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import multiprocessing, nn
+from gloo_ranks import spawn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -71,13 +71,9 @@ def alone(*, reference: bool) -> dict[str, torch.Tensor]:
     return weights | {f"ema.{k}": v for k, v in whole(ema.state()).items()}
 
 
-def worker(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        found = checked(rank)
-    finally:
-        dist.destroy_process_group()
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
+def worker(rank: int, world: int, folder: Path) -> None:
+    assert world == 2
+    (folder / f"rank{rank}.json").write_text(json.dumps(checked(rank)))
 
 
 def sharded(shape: tuple[int, ...] = (2,)) -> tuple[nn.Sequential, Ema]:
@@ -150,7 +146,7 @@ def checked(rank: int) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(worker, (str(folder),), nprocs=2)
+    spawn(worker, 2, folder)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

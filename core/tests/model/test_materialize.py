@@ -23,7 +23,15 @@ from drl.model.materialize import (
     make_empty,
     tensors_of,
 )
-from drl.model.parallel import ALONE, Ranks, store_in, whole_parameters, wrapped_modules
+from drl.model.parallel import (
+    ALONE,
+    Ranks,
+    frozen_layout,
+    store_in,
+    unsharded_parameters,
+    whole_parameters,
+    wrapped_modules,
+)
 from drl.model.weights import write_weights
 
 SECOND = Ranks(rank=1, world=2)
@@ -129,6 +137,47 @@ def test_adapters_stay_whole_trained_or_not() -> None:
     store_in(torch.bfloat16, (p for p in net.parameters() if p not in set(whole)))
     assert {p.dtype for p in whole} == {torch.float32}
     assert net.inlet.weight.dtype == torch.bfloat16
+
+
+def test_vectors_of_the_base_stay_whole_beside_adapters_only() -> None:
+    assert unsharded_parameters(make_net()) == []
+    net = make_net(lora=True)
+    left = {id(p) for p in unsharded_parameters(net)}
+    for name, parameter in net.named_parameters():
+        assert (id(parameter) in left) == ("lora_" in name or parameter.ndim < 2), name
+
+
+@pytest.mark.parametrize(
+    ("wanted", "memory", "layout"),
+    [
+        ("always", 10**12, "sharded"),
+        ("never", 1, "whole"),
+        ("never", None, "whole"),
+        ("auto", None, "sharded"),
+        ("auto", 10**12, "whole"),
+    ],
+)
+def test_a_base_is_sharded_when_asked_or_when_it_is_too_large(
+    wanted: str, memory: int | None, layout: str
+) -> None:
+    net = make_net(lora=True)
+    assert frozen_layout(net, wanted=wanted, forward_dtype="bf16", memory=memory) == layout
+
+
+def test_a_quarter_of_the_memory_in_the_forwards_precision_is_the_limit() -> None:
+    net = make_net(lora=True)
+    base = sum(p.numel() for name, p in net.named_parameters() if "lora_" not in name)
+    for dtype, size in (("bf16", 2), ("fp32", 4)):
+        enough = 4 * base * size
+        for memory, layout in ((enough, "whole"), (enough - 4, "sharded")):
+            found = frozen_layout(net, wanted="auto", forward_dtype=dtype, memory=memory)
+            assert found == layout
+
+
+def test_trained_weights_are_always_sharded() -> None:
+    for wanted in ("auto", "never"):
+        layout = frozen_layout(make_net(), wanted=wanted, forward_dtype="bf16", memory=10**12)
+        assert layout == "sharded"
 
 
 def test_classes_to_shard_by_are_found_below_adapters() -> None:

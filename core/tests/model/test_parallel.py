@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from ranked_checks import CHECKS, OUTCOMES, run_checks
+from ranked_checks import CHECKS, LISTENING, OUTCOMES, listening, run_checks
 from ranked_trainer import start
 
 from drl.model.parallel import ALONE, Ranks, sum_whole_gradients
 
 
 def run_on(world: int, **settings: int) -> dict[str, str]:
+    LISTENING.update(listening())
     trainer = start(run_checks, world, **settings)
     outcomes = dict(OUTCOMES)
     trainer.close()

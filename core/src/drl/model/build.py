@@ -82,6 +82,7 @@ def shard_settings(recipe: Any) -> ShardSettings:
         forward_dtype=recipe.train.forward_dtype,
         reduce_dtype=recipe.train.reduce_dtype,
         cpu_offload=recipe.train.cpu_offload,
+        shard_frozen=recipe.train.shard_frozen,
         load=recipe.model.load,
     )
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from drl.errors import BadInput, ContractError
 from drl.lora.sharding import copy_into
-from drl.model.parallel import Ranks, shard, whole_parameters
+from drl.model.parallel import Ranks, frozen_layout, shard, unsharded_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSettings:
-    """``load``: "broadcast" (rank 0 reads) or "all_ranks". Dtypes as "fp32", "bf16", "fp16"."""
+    """``load``: "broadcast" (rank 0 reads) or "all_ranks". Dtypes as "fp32", "bf16", "fp16".
+
+    ``shard_frozen``: "auto", "always" or "never", for the base under adapters.
+    """
 
     forward_dtype: str
     reduce_dtype: str
     cpu_offload: bool = False
+    shard_frozen: str = "auto"
     load: str = "broadcast"
 
     def reads(self, ranks: Ranks) -> bool:
@@ -67,6 +71,14 @@ def spread(
     check_untied(name, module)
     adopt_layout(name, module, ranks)
     weights = tensors_of(module) if settings.reads(ranks) else None
+    frozen = ranks.broadcast(
+        frozen_layout(
+            module,
+            wanted="always" if settings.cpu_offload else settings.shard_frozen,
+            forward_dtype=settings.forward_dtype,
+            memory=memory_of(device),
+        )
+    )
     # the whole module never sees the device: shards are made empty, then filled one by one
     torch.nn.Module.to(module, "meta")
     shard(
@@ -76,9 +88,18 @@ def spread(
         forward_dtype=settings.forward_dtype,
         reduce_dtype=settings.reduce_dtype,
         cpu_offload=settings.cpu_offload,
+        frozen=frozen,
     )
     make_empty(module, device, cpu_offload=settings.cpu_offload)
     fill(module, weights, device, alike=settings.load == "all_ranks")
+
+
+def memory_of(device: str) -> int | None:
+    """Return the bytes of a GPU; None for the CPU."""
+    if not device.startswith("cuda"):
+        return None
+    total: int = torch.cuda.get_device_properties(torch.device(device)).total_memory
+    return total
 
 
 def check_meta(name: str, module: nn.Module, ranks: Ranks) -> None:
@@ -142,7 +163,7 @@ def make_empty(module: nn.Module, device: str, *, cpu_offload: bool) -> None:
     module.to_empty(device="cpu" if cpu_offload else device)
     if not cpu_offload:
         return
-    for parameter in whole_parameters(module):
+    for parameter in unsharded_parameters(module):
         parameter.data = parameter.data.to(device)
     for buffer in module.buffers():
         buffer.data = buffer.data.to(device)

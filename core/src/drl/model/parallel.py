@@ -1,9 +1,10 @@
 """Ranks of one trainer: who a process is among N, how a component is sharded, how ranks agree.
 
 Sharding is FSDP2 (``fully_shard``, Zhao et al. 2023, arXiv 2304.11277). A component with adapters keeps
-them whole on every rank: adapters are small, their gradients are summed once per optimizer step in one
-collective, and the frozen base travels alone in one dtype. A group of bf16 base
-and float32 adapters would be gathered as bytes, which takes slow copy kernels on the GPU.
+every adapter whole on every rank: adapters are small, their gradients are summed once per optimizer step
+in one collective, and the frozen base travels alone in one dtype. Frozen vectors stay whole too: they are
+half of the parameters, hardly any of the bytes, and FSDP2's work on the host is by the parameter. A frozen
+base that fits on every device is not sharded at all.
 """
 
 from __future__ import annotations
@@ -91,19 +92,24 @@ def shard(
     reduce_dtype: str = "fp32",
     cpu_offload: bool = False,
     reshard_after_forward: bool = True,
+    frozen: str = "sharded",
 ) -> None:
     """Shard a component over ``mesh`` in place: one group per module of a class in ``wrap``, one for the rest.
 
     Adapters must be in the module already. Parameters are gathered in ``forward_dtype``; gradients are
     summed over ranks in ``reduce_dtype``, not averaged, because rows are weighted by the whole window.
-    With adapters, only the base is sharded, and it is stored in ``forward_dtype`` from now
-    on: that is the precision in which they are gathered, so no forward changes. A module on the meta
-    device stays there. Raises BadInput for a class that occurs nowhere and for an empty ``wrap``.
+    With adapters, only matrices of the base are sharded, and all of it is stored in ``forward_dtype`` from
+    now on: that is the precision in which it is gathered, so no forward changes; ``frozen`` "whole" keeps
+    it whole on every rank instead. A module on the meta device stays there. Raises BadInput for a class
+    that occurs nowhere and for an empty ``wrap``.
     """
     groups = wrapped_modules(module, wrap)
-    whole = set(whole_parameters(module))
-    if whole:
-        store_in(DTYPES[forward_dtype], (p for p in module.parameters() if p not in whole))
+    adapters = set(whole_parameters(module))
+    if adapters:
+        store_in(DTYPES[forward_dtype], (p for p in module.parameters() if p not in adapters))
+    if adapters and frozen == "whole":
+        return
+    whole = set(unsharded_parameters(module))
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[forward_dtype],
         reduce_dtype=DTYPES[reduce_dtype],
@@ -162,6 +168,34 @@ def whole_parameters(module: nn.Module) -> list[nn.Parameter]:
         return []
     base = base_names(module)
     return [parameter for name, parameter in module.named_parameters() if name not in base]
+
+
+def unsharded_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return what ``shard`` leaves alone: adapters, and vectors of the base beside them."""
+    adapters = set(whole_parameters(module))
+    if not adapters:
+        return []
+    return [p for p in module.parameters() if p in adapters or p.ndim < 2]
+
+
+FROZEN_SHARE = 0.25
+"""The most of a device's memory that a frozen base may take to be kept whole there."""
+
+
+def frozen_layout(module: nn.Module, *, wanted: str, forward_dtype: str, memory: int | None) -> str:
+    """Return "whole" or "sharded" for the base of a component with adapters.
+
+    ``wanted``: "auto", "always" or "never" shard it. ``memory``: bytes of the device; None (the CPU,
+    which all ranks share) counts as too little.
+    """
+    adapters = set(whole_parameters(module))
+    if wanted == "always" or not adapters:
+        return "sharded"
+    if wanted == "never":
+        return "whole"
+    size = DTYPES[forward_dtype].itemsize
+    base = sum(p.numel() for p in module.parameters() if p not in adapters) * size
+    return "whole" if memory is not None and base <= FROZEN_SHARE * memory else "sharded"
 
 
 def reshard(modules: Iterable[nn.Module]) -> None:

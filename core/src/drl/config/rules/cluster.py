@@ -51,13 +51,21 @@ def weights_on_the_cpu(draft: Draft) -> Iterator[Problem]:
             "train.cpu_offload",
             f"needs GPUs and sharded weights: cluster.device = 'cuda' and {RANKS} above 1",
         )
+    elif draft.get("train.shard_frozen") == "never" and draft.get("lora.enabled"):
+        yield Problem(
+            "train.cpu_offload",
+            "needs sharded weights; set train.shard_frozen to 'always' or 'auto', which shard with it",
+        )
 
 
 def options_of_ranks(draft: Draft) -> Iterator[Problem]:
-    """One rank adds no gradients up and sends no weights."""
+    """One rank adds no gradients up and sends no weights; full weights are always sharded."""
     if draft.get(RANKS) > 1:
+        if draft.changed("train.shard_frozen") and not draft.get("lora.enabled"):
+            text = "is not used: full weights are trained and always sharded (lora.enabled)"
+            yield Problem("train.shard_frozen", text, "warning")
         return
-    for path in ("train.reduce_dtype", "train.cpu_backend", "model.load"):
+    for path in ("train.reduce_dtype", "train.shard_frozen", "train.cpu_backend", "model.load"):
         if draft.changed(path):
             yield Problem(path, f"is not used: there is one rank ({RANKS})", "warning")
 

@@ -25,6 +25,11 @@ class TrainSection(Section):
         gt=0,
         description="Copies of the sharded weights; each is spread over ranks / copies ranks.",
     )
+    shard_frozen: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Spread the frozen base under adapters over ranks; auto: unless it takes less than a "
+        "quarter of a GPU's memory.",
+    )
     cpu_offload: bool = Field(
         False, description="Keep sharded weights and their optimizer on the CPU between forwards."
     )

@@ -70,7 +70,6 @@ VARIANTS = (
         wrap="blocks",
         policy=True,
         autocast=False,
-        profile=True,
     ),
     Variant(name="adapters: naive, fused, autocast", wrap="blocks", policy=True),
     Variant(
@@ -80,23 +79,13 @@ VARIANTS = (
         autocast=False,
         reshard=False,
     ),
-    Variant(name="adapters: mixed dtypes, no policy", wrap="blocks", profile=True),
+    Variant(name="adapters: mixed dtypes, no policy", wrap="blocks"),
     Variant(name="adapters: apart, no policy", wrap="adapters apart"),
     Variant(name="adapters: ignored", wrap="adapters ignored"),
     Variant(name="adapters: drl, sharded", wrap="drl", profile=True),
     Variant(name="adapters: drl, sharded, kept after forward", wrap="drl", reshard=False),
     Variant(name="adapters: drl, whole", wrap="drl", frozen="whole"),
     Variant(name="full: unwrapped", wrap="none", adapters=False, base=FP32),
-    Variant(
-        name="full: naive (loop AdamW)",
-        wrap="blocks",
-        adapters=False,
-        base=FP32,
-        policy=True,
-        autocast=False,
-        update="loop",
-        profile=True,
-    ),
     Variant(
         name="full: naive, fused AdamW",
         wrap="blocks",
@@ -105,7 +94,7 @@ VARIANTS = (
         policy=True,
         autocast=False,
     ),
-    Variant(name="full: drl", wrap="drl", adapters=False, base=FP32, profile=True),
+    Variant(name="full: drl", wrap="drl", adapters=False, base=FP32),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -97,8 +97,8 @@ def compiled(model: nn.Module) -> None:
         block.compile()  # type: ignore[operator]
 
 
-def measure(options: argparse.Namespace) -> list[Row]:
-    """Return a row per case; every figure of a column comes from the same rounds."""
+def measure(options: argparse.Namespace) -> Iterator[list[Row]]:
+    """Yield a row per case after each mode; every figure of a column comes from the same rounds."""
     scale = SCALES[options.size]
     models = {case.name: model_of(case, scale, options.device) for case in CASES}
     rows: dict[str, Row] = {case.name: {"case": case.name} for case in CASES}
@@ -119,8 +119,8 @@ def measure(options: argparse.Namespace) -> list[Row]:
             for case in cases:
                 rows[case.name][f"{what} {mode} ms"] = found[case.name]
                 rows[case.name][f"{what} {mode} ratio"] = found[case.name] / found[case.against]
+        yield list(rows.values())  # compiling takes long: what is known is kept
     free()
-    return list(rows.values())
 
 
 def first_call(work: Callable[[], object], device: str) -> float:
@@ -133,7 +133,7 @@ def first_call(work: Callable[[], object], device: str) -> float:
 
 def transposed(rows: list[Row]) -> list[Row]:
     """Turn a row per case into a line per figure, which fits a terminal."""
-    figures = [name for name in rows[0] if name != "case"]
+    figures = list(dict.fromkeys(name for row in rows for name in row if name != "case"))
     return [{"figure": name, **{row["case"]: row.get(name) for row in rows}} for name in figures]
 
 
@@ -143,7 +143,8 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="leave the compiled cases out")
     parser.add_argument("--all", action="store_true", help="compile the cases without autocast too")
     options = parser.parse_args()
-    report("lora_forward", options, transposed(measure(options)))
+    for rows in measure(options):
+        report("lora_forward", options, transposed(rows))
 
 
 if __name__ == "__main__":

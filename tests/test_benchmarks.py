@@ -98,7 +98,7 @@ def check_steps(printed: str, rows: Rows, out: Path) -> None:
         assert row["step ms"] > row["forward ms"] > 0
     profile = (out / "fsdp_step_1_profile.txt").read_text()
     profiled = {variant.name for variant in VARIANTS if variant.profile} & found.keys()
-    assert len(profiled) >= 3
+    assert len(profiled) >= 2
     assert all((f"== {name}\n" in profile) == (name in profiled) for name in found)
     assert "aten::" in profile
     assert printed.splitlines()[1].split()[:3] == ["variant", "step", "ms"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from drl.lora import LoraLinear, adapter_off
+from drl.lora import LoraConfig, LoraLinear, adapter_off, inject
 from drl.lora.layer import AdapterSettings
 
 
@@ -158,3 +158,17 @@ def test_compiled_layer_follows_adapter_off() -> None:
     with adapter_off(compiled):
         assert torch.equal(compiled(x), model[0].base_layer(x))
     assert torch.equal(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_adapted_layer_compiles_into_one_graph(dtype: torch.dtype, autocast: bool) -> None:
+    """A graph that breaks at each adapter costs more time than the adapters' own arithmetic."""
+    model = nn.Sequential(nn.Linear(4, 6, dtype=torch.bfloat16))
+    config = LoraConfig(rank=2, alpha=4, target_modules=("0",))
+    inject(model, config, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        expected = model(x)
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(x), expected)

@@ -388,7 +388,7 @@ def bias_owner(active: tuple[str, ...], biases: nn.ParameterDict) -> str | None:
 
 
 def _match_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    device_type = x.device.type
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    # asking whether autocast exists for a device cannot be compiled; the meta device has none
+    if x.dtype == dtype or (not x.is_meta and torch.is_autocast_enabled(x.device.type)):
         return x
     return x.to(dtype)

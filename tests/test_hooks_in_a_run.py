@@ -167,7 +167,8 @@ def test_a_hook_that_fails_stops_the_run_and_its_plugin_is_named(recipe, tmp_pat
     recorder.REACTIONS[hook] = fail
     with pytest.raises(ValueError, match="has had enough") as caught:
         run_here(recipe, tmp_path / "run", *SHORT)
-    assert caught.value.__notes__ == [f"raised by acme-recorder 1.0 in its hook {hook}"]
+    # where there is a checkpoint already, the way back stands below
+    assert caught.value.__notes__[0] == f"raised by acme-recorder 1.0 in its hook {hook}"
     assert names(recorder.CALLS)[-1] == "drl_run_finished"
     ended = None if hook == "drl_run_finished" else failure
     assert recorder.CALLS[-1][1]["error"] is ended
@@ -195,6 +196,23 @@ def test_an_interrupt_reaches_the_last_hook(recipe, tmp_path, recorder):
     with pytest.raises(Interrupted):
         run_here(recipe, tmp_path / "run")
     assert isinstance(recorder.CALLS[-1][1]["error"], Interrupted)
+
+
+def test_a_failure_says_how_the_run_goes_on_once_there_is_a_checkpoint(
+    recipe, tmp_path, recorder, capfd
+):
+    def fail(run, report):
+        if report.rollout_id == failing:
+            raise RuntimeError("no disk")
+
+    recorder.REACTIONS["drl_step_finished"] = fail
+    words = ["--set", "eval.datasets=[]", "--set", "checkpoint.save_interval=1"]
+    words += ["--set", "checkpoint.asynchronous=false"]
+    for failing, told in ((0, False), (1, True)):
+        run_dir = tmp_path / f"run-{failing}"
+        assert execute(["run", str(recipe), "--run-dir", str(run_dir), *words]) == 1
+        line = f"go on from the last checkpoint with: drl run RECIPE --resume --run-dir {run_dir}"
+        assert (line in capfd.readouterr().err) == told
 
 
 def test_state_that_json_cannot_hold_names_the_plugin(recipe, tmp_path, recorder):

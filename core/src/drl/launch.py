@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drl.checkpoint.differences import differences, flat, table
-from drl.checkpoint.folders import TRACKER
+from drl.checkpoint.folders import TRACKER, checkpoints_in
 from drl.config import load_recipe
 from drl.config.explain import explain
 from drl.config.render import warning_lines
@@ -231,10 +231,21 @@ def execute(
             raise
         except BaseException as caught:
             error = caught
+            add_way_back(caught, run)
             raise
         finally:
             if run is not None:
                 close(run, error)
+
+
+def add_way_back(error: BaseException, run: Run | None) -> None:
+    """Note on an error how the run goes on, when it has something to go on from."""
+    told = not isinstance(error, Exception) or "--resume" in str(error)
+    if run is not None and not told and checkpoints_in(run.checkpoints):
+        error.add_note(
+            "go on from the last checkpoint with: drl run RECIPE --resume --run-dir "
+            f"{run.directory.path}"
+        )
 
 
 def start(run: Run, where: Start, echo: Echo) -> None:

@@ -8,14 +8,17 @@ import threading
 from concurrent.futures import Future
 
 import pytest
+import torch
 from state_parts import keeper, same, step, two_parts, weights
+from torch import nn
 
 from drl.checkpoint import damage, latest, read_meta, read_weights
 from drl.checkpoint import saver as module
 from drl.checkpoint.folders import TRACKER, checkpoints_in, folder_name
 from drl.checkpoint.retention import Retention
 from drl.checkpoint.saver import Save, Saver
-from drl.errors import CheckpointError
+from drl.errors import CheckpointError, DrlError
+from drl.lora import LoraConfig, adapter_snapshot, inject
 
 
 def save_of(root, number, **changes):
@@ -116,6 +119,21 @@ def test_what_went_wrong_is_raised_once_and_leaves_the_one_before(tmp_path, part
     assert saver.take(wait=True) is None
     assert latest(root) == root / "iter_0000001"
     assert sorted(path.name for path in root.iterdir()) == ["iter_0000001", TRACKER]
+
+
+def test_an_adapter_that_cannot_be_written_costs_no_checkpoint(tmp_path, parts):
+    model = nn.Sequential(nn.Linear(3, 2))
+    config = LoraConfig(rank=1, alpha=1, target_modules=("0",))
+    inject(model, config, generator=torch.Generator().manual_seed(0))
+    adapters = {"transformer": adapter_snapshot(model, config)}
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "notes.txt").write_text("somebody's own")
+    root = tmp_path / "checkpoints"
+    with pytest.raises(DrlError, match=r"checkpoint iter_0000004 is in place, but not the adapter"):
+        finished(root, 4, parts, adapters=adapters)
+    assert damage(root / "iter_0000004") is None
+    assert latest(root) == root / "iter_0000004"
+    assert (tmp_path / "adapter" / "notes.txt").read_text() == "somebody's own"
 
 
 def test_a_state_that_cannot_be_completed_never_gets_its_name(tmp_path, parts):

@@ -22,7 +22,8 @@ from drl.checkpoint.keeper import in_background
 from drl.checkpoint.manifest import write_manifest
 from drl.checkpoint.meta import add_to_meta
 from drl.checkpoint.retention import Retention, prune
-from drl.lora import AdapterSnapshot
+from drl.errors import DrlError
+from drl.lora import AdapterSnapshot, LoraError
 from drl.observe.files import write_text_atomic
 
 RUN_STATE = "run.json"
@@ -69,7 +70,12 @@ class Save:
         assert number is not None
         write_tracker(root, number)
         removed = prune(root, self.retention)
-        write_adapters(self.adapters, self.adapter_folder, base_model=self.base_model)
+        try:
+            write_adapters(self.adapters, self.adapter_folder, base_model=self.base_model)
+        except LoraError as error:
+            raise DrlError(
+                f"checkpoint {self.final.name} is in place, but not the adapter beside it: {error}"
+            ) from error
         return removed
 
 

@@ -200,12 +200,16 @@ class Facts:
             "train.train_only": False,
         }
         self.table = table
+        self.loss_facts: dict[str, Any] = {}
 
     def get(self, path: str) -> Any:
         return self.values[path]
 
     def option(self, kind: str, name: str, key: str) -> Any:
         return self.table[key]
+
+    def facts(self, kind: str, path: str) -> dict[str, Any]:
+        return self.loss_facts
 
 
 @pytest.mark.parametrize(
@@ -222,6 +226,16 @@ class Facts:
 )
 def test_trainable_steps_and_pairs_by_strategy(facts: Any, steps: set[int], pairs: int) -> None:
     assert trainable_steps(facts) == steps
+    assert pairs_per_sample(facts) == pairs
+
+
+@pytest.mark.parametrize(("share", "pairs"), [(0.99, 9), (1.0, 10), (0.5, 5), (0.01, 1), (0.35, 3)])
+def test_a_loss_may_train_a_share_of_the_steps_whatever_the_strategy(
+    share: float, pairs: int
+) -> None:
+    facts: Any = Facts(None, 0, 10, portion=share)
+    facts.loss_facts = {"step_share": "portion"}
+    facts.values["algorithm.loss"] = "acme"
     assert pairs_per_sample(facts) == pairs
 
 
@@ -271,3 +285,8 @@ def test_a_recipe_that_is_bad_input_exits_with_2(problems: Problems) -> None:
     assert problems({"train.num_rollout": -1}) == {
         "train.num_rollout": "must be at least 0, got -1"
     }
+
+
+@pytest.mark.parametrize("path", ["checkpoint.load", "data.prompt_data"])
+def test_a_file_of_no_name_is_not_the_current_folder(problems: Problems, path: str) -> None:
+    assert "must name a file or folder" in problems({path: ""})[path]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from gloo_ranks import spawn
 from torch import nn
 
 from drl.lora import (
@@ -201,38 +198,24 @@ def reshard(model: nn.Module) -> None:
             part.reshard()
 
 
-def rank_main(rank: int, world_size: int, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+def check_all(rank: int, world_size: int, folder: Path) -> None:
+    """Check adapters of every kind on a rank of a gloo group."""
+    check_sharded_adapters()
+    for config in (EVERYTHING, START):
+        check_every_kind(config)
+
+
+def test_one_rank_sharded_model_has_the_same_adapters_and_merges(tmp_path: Path) -> None:
+    if dist.is_initialized():
+        pytest.skip("another test left a process group")
+    store = dist.FileStore(str(tmp_path / "rendezvous"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        check_sharded_adapters()
-        for config in (EVERYTHING, START):
-            check_every_kind(config)
+        check_all(0, 1, tmp_path)
     finally:
         dist.destroy_process_group()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def test_one_rank_sharded_model_has_the_same_adapters_and_merges() -> None:
-    if dist.is_initialized():
-        pytest.skip("another test left a process group")
-    rank_main(0, 1, free_port())
-
-
 @pytest.mark.slow
-def test_two_rank_sharded_model_has_the_same_adapters_and_merges(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Spawned processes import this file by name, which importlib mode does not provide for.
-    here = Path(__file__)
-    monkeypatch.syspath_prepend(str(here.parent))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent), *sys.path]))
-    import test_sharding as spawnable
-
-    mp.spawn(spawnable.rank_main, args=(2, free_port()), nprocs=2, join=True)
+def test_two_rank_sharded_model_has_the_same_adapters_and_merges(tmp_path: Path) -> None:
+    spawn(check_all, 2, tmp_path)

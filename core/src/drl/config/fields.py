@@ -83,7 +83,15 @@ ModuleSpec = Annotated[
 ByteCount = Annotated[int, BeforeValidator(bytes_from_text)]
 """A number of bytes, or text such as "512MiB"."""
 
-InputFile = Path
+
+def named_file(value: object) -> object:
+    """Refuse "", which would be the folder that the command is run in."""
+    if value == "":
+        raise ValueError("must name a file or folder; leave the option out for none")
+    return value
+
+
+InputFile = Annotated[Path, BeforeValidator(named_file)]
 """A file to read; relative paths start at the file that names them."""
 
 ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]

@@ -129,7 +129,9 @@ def _report_mixed_up(
 
 
 def holds(annotation: Any, wanted: type) -> bool:
-    """True when an annotation is a type, also inside a union with None."""
+    """True when an annotation is a type, also inside a union with None and with a validator."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return holds(typing.get_args(annotation)[0], wanted)
     if typing.get_origin(annotation) in {typing.Union, types.UnionType}:
         return any(holds(inner, wanted) for inner in typing.get_args(annotation))
     return isinstance(annotation, type) and issubclass(annotation, wanted)

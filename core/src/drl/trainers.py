@@ -17,11 +17,11 @@ from drl.cluster.ranks import RankedTrainer, RankGroup
 from drl.config import load_recipe
 from drl.errors import RankError
 from drl.model.build import Component, build_components
-from drl.model.ema import build_ema, build_reference
+from drl.model.ema import build_ema, build_old_policy, build_reference
 from drl.model.optimizers import build_optimizer, build_schedule, trainable_parameters
 from drl.model.parallel import ALONE, Ranks, RankSettings
 from drl.model.trainer import StepSettings, Trainer
-from drl.stages.loss import Forward
+from drl.stages.loss import Forward, PolicyContext
 from drl.stages.pairs import batch_plan, rank_count
 from drl.types import Context, Guidance, Need, Role, StepContext
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from drl.interfaces.family import Family
     from drl.interfaces.loss import Loss
     from drl.interfaces.steps import SdeBackend
+    from drl.model.ema import Ema
 
 
 class Maker:
@@ -178,7 +179,9 @@ def build_trainer(
     first = next(iter(components.values()))
     parameters = trainable_parameters(modules)
     ema = build_ema(recipe, parameters, modules)
-    reference = None
+    reference = old = None
+    if Need.OLD_PREDICTION in loss.needs and ema is None:
+        old = build_old_policy(parameters, modules)
     if Need.REFERENCE in loss.needs:
         reference = build_reference(recipe.algorithm.ref_mode, modules, ema)
     joint = first.config.joint_guidance
@@ -196,6 +199,7 @@ def build_trainer(
                 scale=sampling.guidance_scale, true_scale=sampling.true_cfg_scale, joint=joint
             )
         },
+        old=old_policy(loss, old if ema is None else ema),
         reference=reference,
     )
     settings = StepSettings(
@@ -210,12 +214,20 @@ def build_trainer(
         forward=forward,
         optimizer=build_optimizer(recipe, parameters),
         ema=ema,
+        old=old,
         settings=settings,
         context=StepContext.within(context, section=recipe.algorithm),
         updater=None,
         ranks=ranks,
         saves=save_settings(recipe, components),
     )
+
+
+def old_policy(loss: Loss, weights: Ema | None) -> PolicyContext | None:
+    """Return what turns a component into the old policy: the average, or the weights of before."""
+    if Need.OLD_PREDICTION not in loss.needs or weights is None:
+        return None
+    return weights.swapped
 
 
 def save_settings(recipe: Any, components: Mapping[str, Component]) -> SaveSettings:

@@ -14,6 +14,7 @@ from drl.builtin.config_steps import EpochGlobalRandomChoiceOptions, SdeWindowOp
 from drl.builtin.step_strategies import drl_check_recipe
 from drl.builtin.steps_all import AllSteps
 from drl.builtin.steps_global import EpochGlobalRandomChoice
+from drl.builtin.steps_last import OdeAndReturnLast
 from drl.builtin.steps_window import SdeWindow
 from drl.errors import BadInput
 from drl.interfaces.steps import StepChoice, StepRequest
@@ -45,6 +46,11 @@ class TestEpochGlobalRandomChoiceContract(StepStrategyContract):
 class TestAllContract(StepStrategyContract):
     component = ("step_strategy", "all")
     capabilities: ClassVar = {"refuses": False}
+
+
+class TestOdeAndReturnLastContract(StepStrategyContract):
+    component = ("step_strategy", "ode_and_return_last")
+    capabilities: ClassVar = {"refuses": False, "stochastic": False}
 
 
 def request(seed: int = 0, rollout_id: int = 0, num_steps: int = 10) -> StepRequest:
@@ -164,6 +170,12 @@ def test_all_takes_every_step_and_keeps_every_latent() -> None:
     assert chosen == StepChoice(sde=(0, 1, 2), kept=None)
 
 
+@pytest.mark.parametrize("steps", [1, 7])
+def test_a_deterministic_rollout_keeps_the_final_latents_alone(steps: int) -> None:
+    chosen = OdeAndReturnLast(None, Context()).choose(request(num_steps=steps))
+    assert chosen == StepChoice(sde=(), kept=(steps,))
+
+
 def recipe(strategy: str | None, options: object, count: int = 2) -> Any:
     return SimpleNamespace(
         sde=SimpleNamespace(step_strategy=strategy, num_steps=count),
@@ -183,6 +195,6 @@ def test_the_recipe_check_knows_the_number_of_sampling_steps() -> None:
     assert "sampling.num_steps = 4" in problem.message
 
 
-@pytest.mark.parametrize("strategy", [None, "all", "somebody_elses"])
+@pytest.mark.parametrize("strategy", [None, "all", "ode_and_return_last", "somebody_elses"])
 def test_the_recipe_check_leaves_other_strategies_alone(strategy: str | None) -> None:
     assert list(drl_check_recipe(recipe(strategy, None, count=0))) == []

@@ -134,7 +134,6 @@ def test_a_picked_component_that_is_not_installed_is_reported_once(problems: Pro
 @pytest.mark.parametrize(
     ("path", "name", "owner"),
     [
-        ("algorithm.loss", "nft", "drl-loss-nft"),
         ("reward.type", "pickscore", "drl-reward-pickscore"),
         ("rollout.engine", "sglang", "drl-engine-sglang"),
     ],

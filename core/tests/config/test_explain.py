@@ -108,7 +108,8 @@ def test_the_schema_knows_sections_and_installed_plugins(catalog: Catalog) -> No
     schema = json.loads(json.dumps(recipe_schema(catalog)))
     assert list(schema["properties"]) == ["include", *SECTIONS]
     algorithm = schema["properties"]["algorithm"]["properties"]
-    assert algorithm["loss"]["enum"] == ["policy_loss", "sft_loss"]
+    assert algorithm["loss"]["enum"] == catalog.names("loss")
+    assert {"nft", "policy_loss", "sft_loss"} <= set(algorithm["loss"]["enum"])
     assert algorithm["policy_loss"]["properties"]["clip_range"]["exclusiveMinimum"] == 0
     assert algorithm["ref_mode"]["enum"] == ["none", "lora_base", "ema"]
     assert schema["properties"]["sync"]["properties"]["updater"]["enum"][0] == "auto"

@@ -113,6 +113,10 @@ def test_a_known_option_that_is_not_available_is_refused_by_name(
 
 
 UNSET = {
+    "algorithm.nft.adaptive_weight": False,
+    "algorithm.nft.beta": 0.1,
+    "algorithm.nft.shuffle_timesteps": False,
+    "algorithm.nft.timestep_fraction": 1.0,
     "algorithm.sft_loss.flow_shift": 3.0,
     "optimizer.lr_warmup_fraction": 0.5,
     "optimizer.lr_wsd_decay_iters": 2,
@@ -133,7 +137,7 @@ UNSET = {
     "checkpoint.step": 1,
     "reward.ocr.num_workers": 4,
 }
-"""Something to write for options whose default is to be unset."""
+"""Something to write for options whose default is to be unset, or whose component is not chosen."""
 
 
 def test_every_available_option_is_taken_at_its_default(load: Callable[..., Any]) -> None:

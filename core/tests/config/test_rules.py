@@ -107,7 +107,7 @@ def test_requests_larger_than_a_group_are_noted(warnings: Warnings) -> None:
         (
             {"sde.type": "ode"},
             "sde.type",
-            "'ode' has no density, but algorithm.loss 'policy_loss' needs one; use 'cps' or 'sde'",
+            "'ode' has no density, but algorithm.loss 'policy_loss' needs one; use 'cps' or 'dance' or 'sde'",
         ),
         ({"sde.noise_level": 0}, "sde.noise_level", "noise level 0 gives no density"),
         (

@@ -12,7 +12,7 @@ from torch import nn
 
 from drl.errors import BatchError, CheckpointError, NonFiniteError
 from drl.mathematics.schedule import ScheduleSettings
-from drl.stages.loss import make_batch, reference_of
+from drl.stages.loss import make_batch, predict_as
 from drl.testing import make_pair
 from drl.types import Condition, StepContext
 
@@ -180,6 +180,9 @@ def test_the_reference_runs_without_dropout_and_leaves_training_mode_on():
         model_time_B=batch.timestep_B,
     )
     forward.models["transformer"].train()
-    first, second = (reference_of(forward, batch, inputs)["visual"] for _ in range(2))
+    first, second = (
+        predict_as(forward.reference, forward, batch, inputs)["visual"] for _ in range(2)
+    )
+    assert predict_as(forward.old, forward, batch, inputs) is None
     assert torch.equal(first, second)
     assert forward.models["transformer"].training

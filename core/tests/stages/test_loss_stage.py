@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -245,6 +245,35 @@ def test_the_reference_scores_the_same_step_without_a_gradient() -> None:
     for row, pair in zip(found, pairs, strict=True):
         mean = pair.tensors[VISUAL] - 0.25 * by_hand(pair, 0.25, 3.0)
         assert torch.allclose(row, mean, atol=1e-5)
+
+
+def test_the_old_policy_predicts_beside_the_reference_without_a_gradient() -> None:
+    model = Gain(0.5)
+    entered: list[tuple[str, bool, bool]] = []
+
+    def holding(gain: float) -> Callable[[str], AbstractContextManager[None]]:
+        @contextmanager
+        def policy(component: str) -> Iterator[None]:
+            entered.append((component, model.training, torch.is_grad_enabled()))
+            before = model.gain.data.clone()
+            model.gain.data.fill_(gain)
+            yield
+            model.gain.data.copy_(before)
+
+        return policy
+
+    pairs = pairs_of(2)
+    changes = {"old": holding(0.75), "reference": holding(0.25)}
+    found = kept(pairs, models={"transformer": model}, **changes).predictions
+    assert entered == [("transformer", False, False)] * 2
+    assert model.training
+    assert found.old is not None
+    assert found.reference is not None
+    for streams, gain in ((found.trained, 0.5), (found.old, 0.75), (found.reference, 0.25)):
+        assert streams[VISUAL].requires_grad == (gain == 0.5)
+        for row, pair in zip(streams[VISUAL], pairs, strict=True):
+            assert torch.allclose(row, by_hand(pair, gain, 3.0), atol=1e-5)
+    assert kept(pairs, reference=holding(0.25)).predictions.old is None
 
 
 @pytest.mark.parametrize(

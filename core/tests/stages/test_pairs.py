@@ -90,6 +90,7 @@ def test_batch_plan_reads_the_recipe():
         sde=SimpleNamespace(num_steps=3, step_strategy="sde_window"),
         sampling=SimpleNamespace(num_steps=8),
         cluster=SimpleNamespace(actor_num_nodes=1, actor_num_gpus_per_node=3),
+        step_share=None,
     )
     plan = batch_plan(recipe)
     # 32 samples on 3 ranks: 11 of 3 pairs on the fullest, in micro-batches of 16
@@ -107,8 +108,11 @@ def test_strategy_all_makes_every_denoising_step_a_pair():
         sde=SimpleNamespace(num_steps=2, step_strategy="all"),
         sampling=SimpleNamespace(num_steps=5),
         cluster=SimpleNamespace(actor_num_nodes=1, actor_num_gpus_per_node=1),
+        step_share=None,
     )
     assert batch_plan(recipe).pairs_per_sample == 5
+    recipe.step_share = 0.5
+    assert batch_plan(recipe).pairs_per_sample == 2
 
 
 def test_more_trained_steps_do_not_mean_more_optimizer_steps():

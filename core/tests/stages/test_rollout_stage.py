@@ -178,7 +178,7 @@ def test_a_sound_choice_is_passed_on_as_it_is(chosen, kept):
 @pytest.mark.parametrize(
     ("count", "steps", "kept"),
     [
-        (0, (), (0,)),
+        (0, (), (4,)),
         (1, (0,), (0, 1)),
         (3, (0, 1, 2), (0, 1, 2, 3)),
         (9, (0, 1, 2, 3), (0, 1, 2, 3, 4)),

@@ -16,7 +16,7 @@ from drl.stages.trust import (
     unproven_settings,
 )
 from drl.testing import make_prompt, make_sample
-from drl.types import Media, ParityReport, RolloutRequest, Sampling
+from drl.types import Media, Need, ParityReport, RolloutRequest, Sampling
 
 SAMPLING = Sampling(
     num_steps=4, height=16, width=16, guidance_scale=4.5, flow_shift=3.0, sde_type="sde"
@@ -101,7 +101,7 @@ def parity_run(by_step):
     said: list[str] = []
     made = run()
     made.parity = None
-    made.needs_rollout = True
+    made.loss = SimpleNamespace(needs={Need.ROLLOUT, Need.TRANSITION})
     made.event = said.append
     made.trainer = SimpleNamespace(replay=lambda shards: ParityReport(by_step=by_step, rows=4))
     return made, said
@@ -229,11 +229,12 @@ def test_a_sample_without_trajectory_or_picture_has_nothing_to_compare():
     check_samples(run(schedule=own), REQUEST, [sample(trajectory=None, media=None)])
 
 
-@pytest.mark.parametrize("switch", ["parity", "rollout", "known"])
+@pytest.mark.parametrize("switch", ["parity", "transition", "known"])
 def test_parity_is_not_asked_when_it_is_off_impossible_or_known(switch):
     made, said = parity_run({0: 1.0})
     made.recipe.trust.parity = switch != "parity"
-    made.needs_rollout = switch != "rollout"
+    if switch == "transition":
+        made.loss.needs = {Need.ROLLOUT, Need.OLD_PREDICTION}
     made.parity = ParityReport(by_step={}, rows=0) if switch == "known" else None
     prove_parity_once(made, [])
     assert said == []

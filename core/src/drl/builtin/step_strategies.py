@@ -1,4 +1,4 @@
-"""The step strategies that ship with core: ``sde_window``, ``epoch_global_random_choice``, ``all``."""
+"""The step strategies that ship with core: windows, random choices, every step, and none at all."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def drl_register_step_strategies() -> Sequence[Component]:
             "all",
             "drl.builtin.steps_all:AllSteps",
             summary="Every denoising step is stochastic and trained.",
+        ),
+        Component(
+            "ode_and_return_last",
+            "drl.builtin.steps_last:OdeAndReturnLast",
+            summary="No stochastic step; only the final latents come back, for losses that noise them anew.",
         ),
     ]
 

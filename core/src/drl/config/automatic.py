@@ -63,7 +63,9 @@ def _parity_limit(draft: Draft) -> float:
 
 
 def _reference(draft: Draft) -> str:
-    return "lora_base" if draft.get("algorithm.kl_beta") > 0 else "none"
+    if draft.get("algorithm.kl_beta") > 0:
+        return "lora_base"
+    return "ema" if needs(draft, "old_prediction") and draft.get("ema.enabled") else "none"
 
 
 def _without_constants(draft: Draft) -> bool | None:

@@ -85,6 +85,16 @@ class Recipe:
         """Return the options of a reward term."""
         return self.options("reward", name)
 
+    @property
+    def step_share(self) -> float | None:
+        """Share of the sampling steps that a sample is trained at; None when the step strategy says it."""
+        entry = self.catalog.find("loss", self.algorithm.loss)
+        option = entry.component.facts.get("step_share")
+        if option is None:
+            return None
+        share: float = vars(self.options("loss", self.algorithm.loss))[option]
+        return share
+
     def resolved(self) -> dict[str, Any]:
         """Return sections of plain values as a recipe file holds them; what is unset is left out.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from drl.config.automatic import fact
 from drl.config.draft import Draft, NotKnown
 
 
@@ -13,6 +14,8 @@ def trainable_steps(draft: Draft) -> frozenset[int]:
         return frozenset(range(min(count, total)))
     if strategy == "all":
         return frozenset(range(total))
+    if strategy == "ode_and_return_last":
+        return frozenset()
     if strategy == "sde_window":
         bounds = draft.option("step_strategy", strategy, "range")
         return frozenset(range(*bounds) if bounds is not None else range(total))
@@ -21,10 +24,19 @@ def trainable_steps(draft: Draft) -> frozenset[int]:
     raise NotKnown("sde.step_strategy")
 
 
+def share_of_steps(count: int, share: float) -> int:
+    """Return how many of ``count`` steps a share of them is, rounded down; one at least."""
+    return count if share == 1 else max(1, int(count * share))
+
+
 def pairs_per_sample(draft: Draft) -> int:
     """Return how many pairs a sample becomes; NotKnown for a strategy of another package."""
     if draft.get("train.train_only"):
         return 1
+    option = fact(draft, "loss", "algorithm.loss", "step_share", None)
+    if option is not None:
+        share = draft.option("loss", draft.get("algorithm.loss"), option)
+        return share_of_steps(draft.get("sampling.num_steps"), share)
     possible = len(trainable_steps(draft))
     if draft.get("sde.step_strategy") in {None, "all"}:
         return possible

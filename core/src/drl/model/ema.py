@@ -256,6 +256,13 @@ def build_ema(
     return Ema(parameters, settings, models=tuple(models.values()))
 
 
+def build_old_policy(
+    parameters: Mapping[str, nn.Parameter], models: Mapping[str, nn.Module]
+) -> Ema:
+    """Return a copy of the weights for runs without an average; ``reset`` makes it the weights of now."""
+    return Ema(parameters, EmaSettings(), models=tuple(models.values()))
+
+
 def build_reference(mode: str, models: Mapping[str, nn.Module], ema: Ema | None) -> Reference:
     """Return what turns a component into the reference; raises BadInput for a mode that cannot."""
     if mode == "lora_base":

@@ -63,6 +63,7 @@ class Trainer:
         context: StepContext,
         updater: Updater | None,
         ema: Ema | None = None,
+        old: Ema | None = None,
         ranks: Ranks = ALONE,
         saves: SaveSettings = EVERYTHING,
     ) -> None:
@@ -73,6 +74,7 @@ class Trainer:
         self.updater = updater
         self.make_updater: Callable[[str], Updater] | None = None
         self.ema = ema
+        self.old = old
         self.ranks = ranks
         self.scaler = LossScaler(enabled=forward.dtype == "fp16")
         self.global_step = 0
@@ -99,6 +101,8 @@ class Trainer:
     def train(self, shards: Sequence[Shard]) -> Iterator[StepReport]:
         """Run every window of this rank's shard; one report per optimizer step."""
         shard = shards[self.context.rank]
+        if self.old is not None:
+            self.old.reset()  # the old policy of a rollout's training is what it started from
         with self.keeper.randomness.in_place():
             for window in range(len(shard.windows)):
                 yield self._step(shard, window)

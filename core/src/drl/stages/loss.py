@@ -41,12 +41,15 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+PolicyContext = Callable[[str], AbstractContextManager[None]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
     """What one forward needs besides its pairs: model, mathematics, precision, guidance.
 
-    ``guidance`` by the route's option name. ``reference``: a context, by component, in which the model
-    is the reference; None when no reference pass runs.
+    ``guidance`` by the route's option name. ``old``, ``reference``: a context, by component, in which the
+    model is the old policy, or the reference; None when no such pass runs.
     """
 
     family: Family
@@ -57,7 +60,8 @@ class Forward:
     dtype: str
     input_dtypes: InputDtypes
     guidance: Mapping[str, Guidance]
-    reference: Callable[[str], AbstractContextManager[None]] | None = None
+    old: PolicyContext | None = None
+    reference: PolicyContext | None = None
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return autocast at the forward dtype; nothing in float32."""
@@ -101,7 +105,9 @@ def loss_of(forward: Forward, pairs: Sequence[Pair], context: StepContext) -> Lo
     batch = make_batch(pairs, forward.device)
     inputs = complete_inputs(forward, batch, forward.loss.prepare(batch, context))
     predictions = Predictions(
-        trained=predict(forward, batch, inputs), reference=reference_of(forward, batch, inputs)
+        trained=predict(forward, batch, inputs),
+        old=predict_as(forward.old, forward, batch, inputs),
+        reference=predict_as(forward.reference, forward, batch, inputs),
     )
     transition = score_transition(forward, batch, predictions)
     return forward.loss.compute(batch, inputs, predictions, transition)
@@ -184,16 +190,18 @@ def caster(forward: Forward) -> Callable[[str | None, Tensor], Tensor]:
     return cast
 
 
-def reference_of(forward: Forward, batch: PairBatch, inputs: ForwardInputs) -> Streams | None:
-    """Predict with the reference's weights: no gradient, dropout off."""
-    if forward.reference is None:
+def predict_as(
+    policy: PolicyContext | None, forward: Forward, batch: PairBatch, inputs: ForwardInputs
+) -> Streams | None:
+    """Predict with the weights of another policy: no gradient, dropout off; None without one."""
+    if policy is None:
         return None
     component = batch.pairs[0].component
     model = forward.models[component]
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), forward.reference(component):
+        with torch.no_grad(), policy(component):
             return predict(forward, batch, inputs)
     finally:
         model.train(was_training)

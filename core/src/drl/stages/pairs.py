@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drl.config.batch import batch_knobs
+from drl.config.steps import share_of_steps
 from drl.errors import BatchError
 from drl.types import Advantages, Pair, Rollout, Sample, Shard, StepContext
 
@@ -94,6 +95,8 @@ def _pairs_per_sample(recipe: Any) -> int:
     if recipe.train.train_only:
         return 1
     total: int = recipe.sampling.num_steps
+    if recipe.step_share is not None:
+        return share_of_steps(total, recipe.step_share)
     return total if recipe.sde.step_strategy == "all" else min(recipe.sde.num_steps, total)
 
 

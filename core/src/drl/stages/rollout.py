@@ -86,7 +86,12 @@ def _starts(recipe: Any, seeds: list[int]) -> tuple[int, ...]:
 
 
 def choose_steps(strategy: StepStrategy | None, request: StepRequest, count: int) -> StepChoice:
-    """Ask the strategy, and hold it to its contract; without one the first ``count`` steps are it."""
+    """Ask the strategy, and hold it to its contract; without one the first ``count`` steps are it.
+
+    Without a stochastic step the final latents are kept: no other loss has a use for a step's.
+    """
+    if strategy is None and count == 0:
+        return StepChoice(sde=(), kept=(request.num_steps,))
     if strategy is None:
         steps = tuple(range(min(count, request.num_steps)))
         return StepChoice(sde=steps, kept=(*steps, len(steps)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drl.errors import TrustError
-from drl.types import ParityReport, RolloutRequest, Sample, Sampling
+from drl.types import Need, ParityReport, RolloutRequest, Sample, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,8 +135,13 @@ def unproven_settings(echoes: frozenset[str]) -> list[str]:
 
 
 def prove_parity_once(run: Run, shards: Sequence[Shard]) -> None:
-    """Before this process's first optimizer step, replay the rollout and compare log-probs."""
-    if run.parity is not None or not run.recipe.trust.parity or not run.needs_rollout:
+    """Before this process's first optimizer step, replay the rollout and compare log-probs.
+
+    A loss that scores no recorded step has nothing to compare.
+    """
+    if run.parity is not None or not run.recipe.trust.parity:
+        return
+    if Need.TRANSITION not in run.loss.needs:
         return
     report = run.trainer.replay(shards)
     run.parity = report

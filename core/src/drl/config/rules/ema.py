@@ -15,7 +15,7 @@ def consumer(draft: Draft) -> Iterator[Problem]:
     """Whoever asks for the average must keep one, and an average that is kept must be used."""
     enabled, policy = draft.get("ema.enabled"), draft.get("ema.rollout_policy")
     mode = draft.get("algorithm.ref_mode")
-    if enabled and policy != "ema" and mode != "ema":
+    if enabled and policy != "ema" and mode != "ema" and not needs(draft, "old_prediction"):
         yield Problem(
             "ema.enabled",
             "is true, but nothing uses the average: set ema.rollout_policy = 'ema' (engines get it) or "
@@ -51,6 +51,19 @@ def rolled_out(draft: Draft) -> Iterator[Problem]:
         )
 
 
+def samples_of_the_old_policy(draft: Draft) -> Iterator[Problem]:
+    """A loss that contrasts with the old policy wants samples of it."""
+    if not draft.get("ema.enabled") or draft.get("ema.rollout_policy") == "ema":
+        return
+    if needs(draft, "old_prediction"):
+        yield Problem(
+            "ema.rollout_policy",
+            f"is 'live': algorithm.loss {draft.get('algorithm.loss')!r} compares with the average, which "
+            "did not make the samples; 'ema' rolls out what it compares with",
+            "warning",
+        )
+
+
 def decay(draft: Draft) -> Iterator[Problem]:
     """A decay of 0 makes the average a copy of the weights: nothing is left to compare with."""
     if not draft.get("ema.enabled"):
@@ -78,4 +91,4 @@ def _copies(key: str, when: str) -> Problem:
     )
 
 
-EMA_RULES = (consumer, rolled_out, decay)
+EMA_RULES = (consumer, rolled_out, samples_of_the_old_policy, decay)

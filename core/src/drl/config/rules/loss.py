@@ -35,7 +35,16 @@ def density(draft: Draft) -> Iterator[Problem]:
 
 def stochastic_steps(draft: Draft) -> Iterator[Problem]:
     """A loss on transitions needs steps to train on."""
-    if not needs(draft, "transition") or draft.get("sde.step_strategy") is not None:
+    if not needs(draft, "transition"):
+        return
+    strategy = draft.get("sde.step_strategy")
+    if strategy == "ode_and_return_last":
+        yield Problem(
+            "sde.step_strategy",
+            f"{strategy!r} has no stochastic step, but algorithm.loss {draft.get('algorithm.loss')!r} trains "
+            "on them: use 'sde_window', 'epoch_global_random_choice' or 'all'",
+        )
+    if strategy is not None:
         return
     count, total = draft.get("sde.num_steps"), draft.get("sampling.num_steps")
     if count == 0:
@@ -83,7 +92,7 @@ def reward_terms(draft: Draft) -> Iterator[Problem]:
 
 def group_size(draft: Draft) -> Iterator[Problem]:
     """A group of one has no mean to compare with."""
-    if not needs(draft, "transition"):
+    if not needs(draft, "rollout"):
         return
     if draft.get("rollout.n_samples_per_prompt") == 1:
         yield Problem(
@@ -124,7 +133,15 @@ def reference(draft: Draft) -> Iterator[Problem]:
             "needs the reference 'lora_base', which is the model without its adapter: "
             "set lora.enabled = true, or algorithm.ref_mode = 'ema'",
         )
-    elif mode in {"lora_base", "ema"} and beta == 0 and not needs(draft, "old_prediction"):
+    elif mode == "ema" and needs(draft, "old_prediction"):
+        if beta > 0:
+            yield Problem(
+                "algorithm.kl_beta",
+                f"is {beta}, but the average (algorithm.ref_mode = 'ema') is the old policy that "
+                f"algorithm.loss {draft.get('algorithm.loss')!r} compares with already; a KL term needs a "
+                "reference of its own: use 'lora_base', or set it to 0",
+            )
+    elif mode in {"lora_base", "ema"} and beta == 0:
         yield Problem("algorithm.ref_mode", "is not used: algorithm.kl_beta is 0", "warning")
 
 

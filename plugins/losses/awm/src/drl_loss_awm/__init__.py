@@ -1,0 +1,1 @@
+"""Advantage weighted matching for drl."""

@@ -1,0 +1,1 @@
+"""GRPO-Guard's policy loss for drl."""

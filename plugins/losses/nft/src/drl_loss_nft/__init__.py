@@ -1,0 +1,1 @@
+"""DiffusionNFT for drl."""

@@ -1,0 +1,196 @@
+"""DiffusionNFT (arXiv 2509.16117): forward process, positive and negative policy around the old one.
+
+Axes: ``B`` rows (pairs), ``*L`` latent axes; errors of several streams are summed. A pair is one noise
+level of a sample's final latents; how the rollout arrived at them does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drl.api import (
+    BadInput,
+    Context,
+    ContractError,
+    ForwardInputs,
+    Loss,
+    LossOutput,
+    Metric,
+    Need,
+    Pair,
+    PairBatch,
+    Predictions,
+    Sample,
+    ScoredTransition,
+    StepContext,
+    Streams,
+)
+from drl.mathematics.gaussian import over_rows, row_mean
+from drl_loss_nft.levels import final_latents, trained_levels
+
+SMALLEST_WEIGHT = 1e-5
+"""Floor of the adaptive weight, for a prediction that is exact."""
+
+
+class Nft(Loss):
+    """``m (r l+ + (1 - r) l-) / beta``; with ``kl_beta`` above 0 also the distance to a reference."""
+
+    needs = frozenset({Need.ROLLOUT, Need.OLD_PREDICTION})
+
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
+        self.kl_beta: float = context.section.kl_beta
+        self.adv_clip_max: float = context.section.adv_clip_max
+        if self.kl_beta > 0:
+            self.needs = Nft.needs | {Need.REFERENCE}
+
+    def expand(
+        self,
+        unit: Sequence[Sample],
+        advantages: Sequence[float] | None,
+        context: StepContext,
+    ) -> list[Pair]:
+        """Return one pair per trained noise level of the one sample of the unit."""
+        if advantages is None:
+            raise ContractError("nft needs one advantage per sample, got none")
+        return [
+            pair
+            for sample, advantage in zip(unit, advantages, strict=True)
+            for pair in self._pairs(sample, advantage, context)
+        ]
+
+    def _pairs(self, sample: Sample, advantage: float, context: StepContext) -> list[Pair]:
+        clean, sigmas = final_latents(sample)
+        levels = trained_levels(sigmas, self.options.timestep_fraction)
+        order = list(range(len(levels)))
+        if self.options.shuffle_timesteps:
+            generator = context.generator("nft_order", context.rollout_id, sample.index)
+            order = torch.randperm(len(levels), generator=generator).tolist()
+        weight = 0.0 if sample.removed or sample.reward is None else 1.0
+        return [
+            Pair(
+                id=(sample.index, step),
+                unit=sample.index,
+                sigma=levels[step],
+                weight=weight,
+                tensors=clean,
+                condition=sample.condition,
+                values={
+                    "advantage": advantage if weight > 0 else 0.0,
+                    "levels": float(len(levels)),
+                    "raw_reward": 0.0 if sample.reward is None else float(sample.reward),
+                },
+            )
+            for step in order
+        ]
+
+    def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:
+        """Return ``(1 - t) x0 + t noise``; the noise is a function of the pair's id."""
+        noise = _noise(pairs, context)
+        streams = {}
+        for stream, clean in pairs.tensors.items():
+            t = over_rows(pairs.sigma_B, clean)
+            streams[stream] = (1 - t) * clean + t * noise[stream]
+        return ForwardInputs(streams=streams)
+
+    def compute(
+        self,
+        pairs: PairBatch,
+        inputs: ForwardInputs,
+        predictions: Predictions,
+        transition: ScoredTransition | None,
+    ) -> LossOutput:
+        """Return the weighted sum of the pairs' losses, and the metrics of the step."""
+        if predictions.old is None:
+            raise ContractError("nft needs the prediction of the old policy, got none")
+        zero_B = torch.zeros_like(pairs.weight_B)
+        positive_B, negative_B, moved_B, kl_B = zero_B, zero_B, zero_B, zero_B
+        for stream, trained in predictions.trained.items():
+            new, old = trained.float(), predictions.old[stream].detach().float()
+            plus, minus = implicit_policies(new, old, self.options.beta)
+            for_stream = (pairs.tensors[stream], inputs.streams[stream], pairs.sigma_B)
+            adaptive = self.options.adaptive_weight
+            positive_B = positive_B + error_of(plus, *for_stream, adaptive=adaptive)
+            negative_B = negative_B + error_of(minus, *for_stream, adaptive=adaptive)
+            moved_B = moved_B + row_mean((new - old).detach().abs())
+            if self.kl_beta > 0:
+                kl_B = kl_B + row_mean((new - self._reference(predictions, stream)) ** 2)
+        advantage_B = pairs.values["advantage"].clamp(-self.adv_clip_max, self.adv_clip_max)
+        r_B = optimality(advantage_B, self.adv_clip_max)
+        contrast_B = r_B * positive_B + (1 - r_B) * negative_B
+        policy_B = self.adv_clip_max * contrast_B / self.options.beta
+        loss_B = policy_B + self.kl_beta * kl_B
+        levels_B = pairs.values["levels"]
+        figures_B = {
+            "loss": loss_B,
+            "nft_loss": policy_B * levels_B,
+            "nft_loss_per_pair": policy_B,
+            "nft_r_mean": r_B,
+            "nft_pos_loss": positive_B,
+            "nft_neg_loss": negative_B,
+            "nft_old_abs_diff": moved_B,
+            "nft_adv_mean": advantage_B,
+            "nft_t_mean": pairs.sigma_B,
+            "nft_num_timesteps": levels_B,
+            "adv_abs_mean": advantage_B.abs(),
+        }
+        if self.kl_beta > 0:
+            figures_B["kl_loss"] = kl_B
+        metrics = {name: _mean(values, pairs.weight_B) for name, values in figures_B.items()}
+        return LossOutput(loss=(pairs.weight_B * loss_B).sum(), metrics=metrics)
+
+    def _reference(self, predictions: Predictions, stream: str) -> Tensor:
+        if predictions.reference is None:
+            raise BadInput(
+                f"algorithm.kl_beta is {self.kl_beta}, but there is no reference prediction; set "
+                'algorithm.ref_mode = "lora_base", or algorithm.kl_beta = 0'
+            )
+        return predictions.reference[stream].detach().float()
+
+
+def optimality(advantage_B: Tensor, limit: float) -> Tensor:
+    """Return ``r = clamp(clamp(A, -m, m) / m / 2 + 0.5, 0, 1)``: how good a sample is, ``(B,)``."""
+    return (advantage_B.clamp(-limit, limit) / limit / 2 + 0.5).clamp(0, 1)
+
+
+def implicit_policies(new: Tensor, old: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Return ``v+ = beta v_new + (1 - beta) v_old`` and ``v- = (1 + beta) v_old - beta v_new``."""
+    return beta * new + (1 - beta) * old, (1 + beta) * old - beta * new
+
+
+def error_of(
+    velocity: Tensor, clean: Tensor, noised: Tensor, t_B: Tensor, *, adaptive: bool
+) -> Tensor:
+    """Return ``mean((x0' - x0)^2) / w`` with ``x0' = x_t - t v``, ``(B,)``.
+
+    ``w = max(mean |x0' - x0|, 1e-5)``, in float64 and without gradient; 1 when not adaptive.
+    """
+    predicted = noised - over_rows(t_B, noised) * velocity
+    squared = (predicted - clean) ** 2
+    if not adaptive:
+        return row_mean(squared)
+    with torch.no_grad():
+        distance_B = row_mean((predicted.double() - clean.double()).abs())
+        weight_B = distance_B.clamp(min=SMALLEST_WEIGHT).to(squared.dtype)
+    return row_mean(squared / over_rows(weight_B, squared))
+
+
+def _noise(pairs: PairBatch, context: StepContext) -> Streams:
+    """Draw standard normal noise on the CPU, pair by pair, whatever device the training runs on."""
+    rows: dict[str, list[Tensor]] = {stream: [] for stream in pairs.tensors}
+    for pair in pairs.pairs:
+        generator = context.generator("nft_noise", *pair.id)
+        for stream, noise in rows.items():
+            noise.append(torch.randn(pair.tensors[stream].shape, generator=generator))
+    return {
+        stream: torch.stack(noise).to(pairs.tensors[stream].device)
+        for stream, noise in rows.items()
+    }
+
+
+def _mean(values_B: Tensor, weight_B: Tensor) -> Metric:
+    return Metric(total=(weight_B * values_B.detach()).sum(), count=weight_B.sum())

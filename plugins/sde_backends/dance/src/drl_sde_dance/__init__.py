@@ -1,0 +1,1 @@
+"""Constant-noise (DanceGRPO) steps for drl."""

@@ -1,7 +1,7 @@
 """GRPO-Guard (arXiv 2510.22319): Flow-GRPO's clipped loss with a normalised, reweighted ratio.
 
 Between two Gaussians of one std ``s``, ``log r = e d / s - d^2 / (2 s^2)`` with ``d = mu - mu_old`` and
-the step's noise ``e``: centred below 0, and wider the smaller ``s``. RatioNorm (equation 8) takes both
+the step's noise ``e``: centred below 0, and wider the smaller ``s``. RatioNorm takes both
 out, ``log r' = s (log r + d^2 / (2 s^2)) = e d``, and the gradient is reweighted by ``1 / -dt``, as in
 flow_grpo's ``train_sd3_GRPO_Guard.py``. Products and squares are means over elements.
 
@@ -138,7 +138,7 @@ def velocity_slope(sigma_B: Tensor, std_dev_t_B: Tensor) -> Tensor:
 def normalised_ratio(
     log_ratio_B: Tensor, moved_B: Sequence[Tensor], noise_std_B: Sequence[Tensor]
 ) -> Tensor:
-    """Return ``exp(s (log r + mean_nb((mu - mu_old)^2) / (2 s^2)))``, ``(B,)`` float32 (equation 8).
+    """Return ``exp(s (log r + mean_nb((mu - mu_old)^2) / (2 s^2)))``, ``(B,)`` float32.
 
     ``moved_B``: ``mean_nb((mu - mu_old)^2)`` of each stream; ``noise_std_B``: its ``s``, above 0; each
     ``(B,)``. What several streams moved adds up; the outer ``s`` is then their average.

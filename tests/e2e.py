@@ -17,8 +17,8 @@ from torch import Tensor
 from drl.catalog import Catalog
 from drl.checkpoint import read_weights
 from drl.checkpoint.dcp import read_whole
+from drl.checkpoint.folders import TRACKER
 from drl.launch import run_recipe
-from drl.stages.save import TRACKER
 
 TIMES = ("perf/", "time")
 

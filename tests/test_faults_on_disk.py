@@ -22,9 +22,10 @@ from e2e import (
 from third_party_plugins import fresh_recorder
 
 from drl.catalog import Catalog
+from drl.checkpoint import damage
+from drl.checkpoint.folders import TRACKER
 from drl.errors import CheckpointError, DrlError, Interrupted
 from drl.observe.directory import RunDirectory
-from drl.stages.save import TRACKER, damage
 from drl_cli.main import execute
 
 STRANGERS = ("acme-recorder", "acme-engines")

@@ -10,12 +10,12 @@ from e2e import metric_rows, run_here, summary_of
 from third_party_plugins import fresh_recorder
 
 from drl.catalog import Catalog
+from drl.checkpoint import damage
 from drl.errors import ContractError, Interrupted, Problem, RecipeError
 from drl.hookspecs import __dict__ as hookspecs
 from drl.interfaces.engine import CLIENTS
 from drl.launch import run_recipe
 from drl.observe.directory import RunDirectory
-from drl.stages.save import damage
 from drl.types import Dropped, Prompt, Verdict
 from drl_cli.main import execute
 

@@ -22,9 +22,9 @@ from e2e import (
 from peft import PeftModel
 from safetensors.torch import load_file
 
+from drl.checkpoint.folders import TRACKER
 from drl.errors import RecipeError
 from drl.lora import LoraError, adapter_state, load_peft, read_peft
-from drl.stages.save import TRACKER
 from drl_family_sd3.tiny import build_random
 
 AUTO = "sync.updater=auto"  # must find that these adapters have to be merged

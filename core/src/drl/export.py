@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from drl.checkpoint.dcp import read_whole
@@ -35,10 +34,10 @@ from drl.lora.init import BASE_SCHEMES
 from drl.lora.naming import adapter_key, split_adapter_key
 from drl.lora.peft_config import read_config
 from drl.observe.directory import RunDirectory
+from drl.stages.loss import DTYPES
 
 MERGED = "merged"
 EXPORT_FORMATS = (*ADAPTER_FORMATS, MERGED)
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MODEL, EMA = "model", "ema"
 
 

@@ -1,4 +1,4 @@
-"""Recorded trajectories to training rows: one pair per stochastic step, for every policy loss."""
+"""Recorded trajectories to training rows: a pair per stochastic step, or the final latents alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, equal
 
-from drl.api import ContractError, Pair, Sample, Trajectory, TrustError, successor
+from drl.api import ContractError, Pair, Sample, Streams, Trajectory, TrustError, successor
 
 
 def recorded_pairs(sample: Sample, advantage: float, sigmas: Tensor | None) -> list[Pair]:
@@ -19,6 +19,24 @@ def recorded_pairs(sample: Sample, advantage: float, sigmas: Tensor | None) -> l
     trajectory = _complete(sample, sigmas)
     weight = 0.0 if sample.removed or sample.reward is None else 1.0
     return [_pair(sample, trajectory, step, advantage, weight) for step in trajectory.sde_steps]
+
+
+def final_latents(sample: Sample) -> tuple[Trajectory, Streams]:
+    """Return the path of a sample and its last latents; ContractError names what is missing."""
+    trajectory = sample.trajectory
+    if trajectory is None or sample.condition is None:
+        missing = "trajectory" if trajectory is None else "condition"
+        raise ContractError(
+            f"sample {sample.index} lacks its {missing}; the engine must return it with training "
+            "requests"
+        )
+    last = trajectory.sigmas.shape[0] - 1
+    if last not in trajectory.latent_steps:
+        raise ContractError(
+            f"sample {sample.index} lacks its final latents, number {last}; it has "
+            f"{trajectory.latent_steps}: set sde.step_strategy = 'ode_and_return_last'"
+        )
+    return trajectory, trajectory.at(last)
 
 
 def _pair(

@@ -31,13 +31,13 @@ from torch.distributed.tensor import DTensor
 
 from drl.errors import BadInput, ContractError
 from drl.lora import adapter_names, base_names
+from drl.stages.loss import DTYPES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Value = TypeVar("Value")
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from drl.checkpoint.folders import TRACKER, clear_leftovers, folder_name, latest, write_kept
-from drl.checkpoint.manifest import damage
+from drl.checkpoint.folders import clear_leftovers, folder_name, write_kept
 from drl.checkpoint.meta import base_model, read_table
 from drl.checkpoint.retention import Retention, best_of, prune, read_scores, write_score
 from drl.checkpoint.saver import RUN_STATE, Save
@@ -26,8 +25,6 @@ from drl.errors import DrlError
 
 if TYPE_CHECKING:
     from drl.run import Run
-
-__all__ = ["TRACKER", "damage", "latest", "read_run_state", "save", "save_if_due"]
 
 
 def save_if_due(run: Run, rollout_id: int) -> None:

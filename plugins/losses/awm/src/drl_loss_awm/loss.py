@@ -34,7 +34,9 @@ from drl.api import (
     Streams,
     Trajectory,
 )
-from drl.mathematics.gaussian import over_rows, row_mean
+from drl.mathematics.gaussian import row_mean
+from drl.mathematics.noising import noised, pair_noise
+from drl.mathematics.recorded import final_latents
 from drl.mathematics.steps import share_of_steps
 from drl_loss_awm.levels import logit_normal, step_numbers
 
@@ -67,7 +69,7 @@ class Awm(Loss):
         ]
 
     def _pairs(self, sample: Sample, advantage: float, context: StepContext) -> list[Pair]:
-        trajectory, clean = finished(sample)
+        trajectory, clean = final_latents(sample)
         weight = 0.0 if sample.removed or sample.reward is None else 1.0
         return [
             Pair(
@@ -98,11 +100,10 @@ class Awm(Loss):
 
     def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:
         """Return the noised latents; ``extras`` holds the target of each stream."""
-        noise = _noise(pairs, context)
+        noise = pair_noise(pairs, context, "awm_noise")
         streams, targets = {}, {}
         for stream, clean in pairs.tensors.items():
-            sigma = over_rows(pairs.sigma_B, clean)
-            streams[stream] = (1 - sigma) * clean + sigma * noise[stream]
+            streams[stream] = noised(clean, noise[stream], pairs.sigma_B)
             targets[target_of(stream)] = noise[stream] - clean
         return ForwardInputs(streams=streams, extras=targets)
 
@@ -139,24 +140,6 @@ class Awm(Loss):
         return LossOutput(loss=(pairs.weight_B * loss_B).sum(), metrics=metrics)
 
 
-def finished(sample: Sample) -> tuple[Trajectory, Streams]:
-    """Return the path of a sample and its last latents; raises ContractError for what is missing."""
-    trajectory = sample.trajectory
-    if trajectory is None or sample.condition is None:
-        missing = "trajectory" if trajectory is None else "condition"
-        raise ContractError(
-            f"sample {sample.index} lacks its {missing}; the engine must return it with training "
-            "requests"
-        )
-    last = trajectory.timesteps.shape[0]
-    if last not in trajectory.latent_steps:
-        raise ContractError(
-            f"sample {sample.index} lacks its final latents, number {last}; it has "
-            f"{trajectory.latent_steps}: set sde.step_strategy = 'ode_and_return_last'"
-        )
-    return trajectory, trajectory.at(last)
-
-
 def target_of(stream: str) -> str:
     """Key of a stream's target in ``ForwardInputs.extras``."""
     return f"{stream}.target"
@@ -168,16 +151,3 @@ def squared_distance(one: Streams, other: Streams) -> Tensor:
         row_mean((x.float() - other[stream].detach().float()) ** 2) for stream, x in one.items()
     ]
     return torch.stack(distances).sum(0)
-
-
-def _noise(pairs: PairBatch, context: StepContext) -> Streams:
-    """Draw standard normal noise on the CPU, pair by pair, whatever device the training runs on."""
-    rows: dict[str, list[Tensor]] = {stream: [] for stream in pairs.tensors}
-    for pair in pairs.pairs:
-        generator = context.generator("awm_noise", *pair.id)
-        for stream, noise in rows.items():
-            noise.append(torch.randn(pair.tensors[stream].shape, generator=generator))
-    return {
-        stream: torch.stack(noise).to(pairs.tensors[stream].device)
-        for stream, noise in rows.items()
-    }

@@ -27,10 +27,11 @@ from drl.api import (
     Sample,
     ScoredTransition,
     StepContext,
-    Streams,
 )
 from drl.mathematics.gaussian import over_rows, row_mean
-from drl_loss_nft.levels import final_latents, trained_levels
+from drl.mathematics.noising import noised, pair_noise
+from drl.mathematics.recorded import final_latents
+from drl_loss_nft.levels import trained_levels
 
 SMALLEST_WEIGHT = 1e-5
 """Floor of the adaptive weight, for a prediction that is exact."""
@@ -64,8 +65,8 @@ class Nft(Loss):
         ]
 
     def _pairs(self, sample: Sample, advantage: float, context: StepContext) -> list[Pair]:
-        clean, sigmas = final_latents(sample)
-        levels = trained_levels(sigmas, self.options.timestep_fraction)
+        trajectory, clean = final_latents(sample)
+        levels = trained_levels(trajectory.sigmas, self.options.timestep_fraction)
         order = list(range(len(levels)))
         if self.options.shuffle_timesteps:
             generator = context.generator("nft_order", context.rollout_id, sample.index)
@@ -90,11 +91,11 @@ class Nft(Loss):
 
     def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:
         """Return ``(1 - t) x0 + t noise``; the noise is a function of the pair's id."""
-        noise = _noise(pairs, context)
-        streams = {}
-        for stream, clean in pairs.tensors.items():
-            t = over_rows(pairs.sigma_B, clean)
-            streams[stream] = (1 - t) * clean + t * noise[stream]
+        noise = pair_noise(pairs, context, "nft_noise")
+        streams = {
+            stream: noised(clean, noise[stream], pairs.sigma_B)
+            for stream, clean in pairs.tensors.items()
+        }
         return ForwardInputs(streams=streams)
 
     def compute(
@@ -177,19 +178,6 @@ def error_of(
         distance_B = row_mean((predicted.double() - clean.double()).abs())
         weight_B = distance_B.clamp(min=SMALLEST_WEIGHT).to(squared.dtype)
     return row_mean(squared / over_rows(weight_B, squared))
-
-
-def _noise(pairs: PairBatch, context: StepContext) -> Streams:
-    """Draw standard normal noise on the CPU, pair by pair, whatever device the training runs on."""
-    rows: dict[str, list[Tensor]] = {stream: [] for stream in pairs.tensors}
-    for pair in pairs.pairs:
-        generator = context.generator("nft_noise", *pair.id)
-        for stream, noise in rows.items():
-            noise.append(torch.randn(pair.tensors[stream].shape, generator=generator))
-    return {
-        stream: torch.stack(noise).to(pairs.tensors[stream].device)
-        for stream, noise in rows.items()
-    }
 
 
 def _mean(values_B: Tensor, weight_B: Tensor) -> Metric:

@@ -25,9 +25,9 @@ from drl.api import (
     Sample,
     ScoredTransition,
     StepContext,
-    Streams,
 )
-from drl.mathematics.gaussian import over_rows, row_mean
+from drl.mathematics.gaussian import row_mean
+from drl.mathematics.noising import noised, pair_noise
 from drl_loss_sft.sigmas import draw_from_grid, draw_logit_normal
 
 
@@ -69,11 +69,10 @@ class SftLoss(Loss):
 
     def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:
         """Return the noised latents; ``extras`` holds the target of each stream."""
-        noise = _noise(pairs, context)
+        noise = pair_noise(pairs, context, "sft_noise")
         streams, extras = {}, {}
         for stream, clean in pairs.tensors.items():
-            sigma = over_rows(pairs.sigma_B, clean)
-            streams[stream] = (1 - sigma) * clean + sigma * noise[stream]
+            streams[stream] = noised(clean, noise[stream], pairs.sigma_B)
             extras[target_of(stream)] = noise[stream] - clean
         return ForwardInputs(streams=streams, extras=extras)
 
@@ -109,19 +108,6 @@ def by_sigma(loss_B: Tensor, sigma_B: Tensor, weight_B: Tensor, buckets: int) ->
             loss_B, weight_B * (place_B == place)
         )
         for place in range(buckets)
-    }
-
-
-def _noise(pairs: PairBatch, context: StepContext) -> Streams:
-    """Draw standard normal noise on the CPU, pair by pair, whatever device the training runs on."""
-    rows: dict[str, list[Tensor]] = {stream: [] for stream in pairs.tensors}
-    for pair in pairs.pairs:
-        generator = context.generator("sft_noise", *pair.id)
-        for stream, noise in rows.items():
-            noise.append(torch.randn(pair.tensors[stream].shape, generator=generator))
-    return {
-        stream: torch.stack(noise).to(pairs.tensors[stream].device)
-        for stream, noise in rows.items()
     }
 
 

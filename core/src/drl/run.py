@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from drl.checkpoint.adapters import write_adapters
@@ -27,6 +25,7 @@ from drl.stages.figures import alarms, training_figures
 from drl.stages.reward import weighted_sum
 from drl.stages.save import finish_saving, keep_checkpoint, keep_if_best, save_unless_saved
 from drl.stages.sync import SyncLog
+from drl.stopping import StopFlag
 from drl.types import (
     Advantages,
     Context,
@@ -72,35 +71,6 @@ class Counters:
 
     next_group: int = 0
     images_seen: int = 0
-
-
-class StopFlag:
-    """Ctrl-C or SIGTERM once: finish the iteration and save. A second time: stop at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.reason = ""
-        self._before: dict[int, Any] = {}
-        self._say: Callable[[str], None] = print
-
-    def install(self, say: Callable[[str], None]) -> None:
-        """Take over the signals, from the main thread; ``say`` tells the user what happens."""
-        self._say = say
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._signalled)
-
-    def uninstall(self) -> None:
-        """Give the signals back to whoever had them."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
-
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        self.reason = signal.Signals(number).name
-        self._say(f"{self.reason}: finishing this iteration, then saving; once more stops at once")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,6 +28,13 @@ msgpack = pytest.importorskip("msgpack")
 Result = TypeVar("Result")
 
 
+@cache
+def on_intel() -> bool:
+    """True on a processor of the maker whose arithmetic the recordings have."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.is_file() and "GenuineIntel" in cpuinfo.read_text()
+
+
 def folder(release: str) -> Path:
     """Return the folder of a release; skip the running test where it is absent."""
     path = golden_folder() / "sglang" / release

@@ -2,9 +2,10 @@
 
 Same checkpoint (tiny SD3, fp32), same request, same seed: initial latents, step noises, model outputs,
 latents, sigmas, embeddings, pictures and log-probs are those of the server. Two comparisons, because the
-last bits of a matrix product (and with Intel's MKL even of a square root) depend on the CPU model:
+last bits of a matrix product (and with Intel's MKL even of a square root) depend on the CPU's maker:
 
-- with the recordings, within 1e-6 of the largest value for one prediction; guidance ``u + g (p - u)``
+- with the recordings, made on an Intel processor: within 1e-6 on another one (0.0 where it was tried);
+  elsewhere within 1e-6 of the largest value for one prediction, and guidance ``u + g (p - u)``
   multiplies the rounding of its two predictions by up to ``2 g - 1``, and so does the tolerance;
 - with a replay written here from the contract and plain diffusers, on the machine of the test: 0.0.
 """
@@ -23,6 +24,7 @@ from recordings import (
     engine_of,
     launched,
     made,
+    on_intel,
     our_request,
     picture,
     pipeline_folder,
@@ -78,6 +80,8 @@ ROLLOUTS = [
 
 def allowed(theirs: Tensor, body: Mapping[str, Any]) -> float:
     """Return the tolerance of the module's docstring."""
+    if on_intel():
+        return TOLERANCE
     scale = max(body["guidance_scale"], body.get("true_cfg_scale") or 0.0)
     amplification = 2 * scale - 1 if scale > 1 else 1.0
     return TOLERANCE * amplification * max(1.0, float(theirs.abs().max()) if theirs.numel() else 0)
@@ -159,12 +163,11 @@ def test_embeddings_are_the_servers(name: str) -> None:
     ):
         assert ours is not None
         text, pooled = "encoder_hidden_states", "pooled_projections"
-        clip = (
-            77  # first tokens: CLIP; behind them T5, which the server computes by its own kernels
-        )
+        clip = 77  # first tokens: CLIP; behind them T5
         assert distance(ours.tensors[pooled], theirs[pooled]) <= TOLERANCE
         assert distance(ours.tensors[text][:clip], theirs[text][:clip]) <= 2 * TOLERANCE
-        assert distance(ours.tensors[text][clip:], theirs[text][clip:]) <= 1e-5
+        allowed_t5 = TOLERANCE if on_intel() else 1e-5
+        assert distance(ours.tensors[text][clip:], theirs[text][clip:]) <= allowed_t5
 
 
 @pytest.mark.parametrize("name", ["sde-k1-nocfg-all", "cps-k1-cfg-noconst", "t2", "nonsquare"])

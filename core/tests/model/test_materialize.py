@@ -27,6 +27,7 @@ from drl.model.parallel import (
     ALONE,
     Ranks,
     frozen_layout,
+    gathered_together,
     store_in,
     unsharded_parameters,
     whole_parameters,
@@ -186,6 +187,40 @@ def test_classes_to_shard_by_are_found_below_adapters() -> None:
     assert wrapped_modules(net, ["ModuleList"]) == [net.blocks]
     with pytest.raises(BadInput, match=r"Net has no module of class Net, .* it has Block, "):
         wrapped_modules(net, ("Net",))
+
+
+def test_neighbours_are_gathered_together_up_to_a_limit() -> None:
+    net = torch.nn.ModuleDict(
+        {
+            "first": torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(5)),
+            "second": torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(2)),
+        }
+    )
+    first, second = net["first"], net["second"]
+    order = wrapped_modules(net, ("Linear",))
+    size = 4 * 4 * 4
+
+    def groups(limit: int) -> list[list[torch.nn.Module]]:
+        return gathered_together(net, order, limit)
+
+    # inner and later ones first; inside a group in the order of the forward
+    assert groups(2 * size) == [
+        [second[0], second[1]],
+        [first[3], first[4]],
+        [first[1], first[2]],
+        [first[0]],
+    ]
+    assert groups(100 * size) == [list(second), list(first)]  # never over a parent's end
+    # a module larger than the limit has a group of its own
+    assert groups(1) == [[one] for one in order]
+
+
+def test_modules_of_another_class_do_not_join() -> None:
+    mixed = torch.nn.Sequential(
+        torch.nn.Linear(2, 2), torch.nn.Conv1d(2, 2, 1), torch.nn.Linear(2, 2)
+    )
+    order = wrapped_modules(mixed, ("Linear", "Conv1d"))
+    assert gathered_together(mixed, order, 10**6) == [[mixed[2]], [mixed[1]], [mixed[0]]]
 
 
 def test_weights_are_written_by_plain_names_and_adapters_left_out(tmp_path) -> None:

@@ -94,14 +94,14 @@ def shard(
     reshard_after_forward: bool = True,
     frozen: str = "sharded",
 ) -> None:
-    """Shard a component over ``mesh`` in place: one group per module of a class in ``wrap``, one for the rest.
+    """Shard a component over ``mesh`` in place: a group per module of a class in ``wrap``, one for the rest.
 
     Adapters must be in the module already. Parameters are gathered in ``forward_dtype``; gradients are
     summed over ranks in ``reduce_dtype``, not averaged, because rows are weighted by the whole window.
-    With adapters, only matrices of the base are sharded, and all of it is stored in ``forward_dtype`` from
-    now on: that is the precision in which it is gathered, so no forward changes; ``frozen`` "whole" keeps
-    it whole on every rank instead. A module on the meta device stays there. Raises BadInput for a class
-    that occurs nowhere and for an empty ``wrap``.
+    With adapters, neighbours share a group, only matrices of the base are sharded, and all of it is stored
+    in ``forward_dtype`` from now on: that is the precision in which it is gathered, so no forward changes;
+    ``frozen`` "whole" keeps it whole on every rank instead. A module on the meta device stays there.
+    Raises BadInput for a class that occurs nowhere and for an empty ``wrap``.
     """
     groups = wrapped_modules(module, wrap)
     adapters = set(whole_parameters(module))
@@ -116,16 +116,21 @@ def shard(
         cast_forward_inputs=False,
     )
     offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
-    for part in [*groups, module]:
-        made = fully_shard(
+    parts: list[list[nn.Module]] = [[group] for group in groups]
+    if adapters:
+        parts = gathered_together(module, groups, GATHER_BYTES)
+    for part in [*parts, [module]]:
+        fully_shard(
             part,
             mesh=mesh,
             mp_policy=policy,
             offload_policy=offload,
             ignored_params=whole,
             # the root's group is needed again as soon as the backward begins
-            reshard_after_forward=reshard_after_forward and part is not module,
+            reshard_after_forward=reshard_after_forward and part != [module],
         )
+        made = part[0]  # modules of one group share its settings
+        assert isinstance(made, FSDPModule)
         # plain sums; without this, gloo would be asked for an operation that it does not have
         made.set_force_sum_reduction_for_comms(True)
         made.set_gradient_divide_factor(1.0)
@@ -153,6 +158,33 @@ def wrapped_modules(module: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
     chosen = {id(part) for modules in found.values() for part in modules}
     order = [child for child in module.modules() if id(child) in chosen]
     return order[::-1]
+
+
+GATHER_BYTES = 2**30
+"""Most bytes of a frozen base that are gathered at once, unless one module is larger alone."""
+
+
+def gathered_together(
+    module: nn.Module, groups: Sequence[nn.Module], limit: int
+) -> list[list[nn.Module]]:
+    """Join neighbours of one parent and class into groups of at most ``limit`` bytes, inner ones first.
+
+    FSDP2's work on the host is by the group as well. A frozen base has no gradients that would have to
+    wait for a whole group, so fewer and larger gathers cost nothing but the memory of one of them.
+    """
+    names = {id(child): name for name, child in module.named_modules()}
+    joined: list[list[nn.Module]] = []
+    place, size = None, 0
+    for group in groups:
+        parent = names[id(group)].rpartition(".")[0]
+        bytes_here = sum(p.numel() * p.element_size() for p in group.parameters())
+        if place == (parent, type(group)) and size + bytes_here <= limit:
+            joined[-1].insert(0, group)
+            size += bytes_here
+        else:
+            joined.append([group])
+            place, size = (parent, type(group)), bytes_here
+    return joined
 
 
 def store_in(dtype: torch.dtype, parameters: Iterable[nn.Parameter]) -> None:

@@ -18,7 +18,7 @@ quickstart: setup
 	$(VENV)/bin/drl run recipes/quickstart.toml
 
 test: setup
-	$(VENV)/bin/pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n auto --maxprocesses 8 -m "not slow and not gpu"
 
 lint: setup
 	$(VENV)/bin/ruff check .

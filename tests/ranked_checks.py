@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,25 @@ def a_gradient_of_0_moves_nothing_on_any_rank(ranks: Ranks) -> None:
     (report,) = trainer.train(make_shards(6, ranks.world))
     assert report.skipped == "the gradient is exactly 0: no group is informative"
     assert all(torch.equal(before[name], value) for name, value in weights(trainer).items())
+
+
+def steps_that_are_only_measured_have_the_figures_of_one_rank(ranks: Ranks) -> None:
+    """No backward pass, on all ranks; sharded weights are let go of, and the next real step works."""
+    for lora in (False, True):
+        alone, together = make_trainer(lora=lora), make_trainer(ranks, lora=lora)
+        (expected,) = alone.train(make_shards(7, 1))
+        settings = together.settings
+        together.settings = replace(settings, skip="measured")
+        before = weights(together)
+        (report,) = together.train(make_shards(7, ranks.world))
+        assert report.skipped == "measured"
+        right = pytest.approx(expected.metrics["train/loss"], rel=1e-5)
+        assert report.metrics["train/loss"] == right
+        assert all(p.grad is None for _, p in together.named_parameters())
+        assert all(torch.equal(before[n], value) for n, value in weights(together).items())
+        together.settings, together.global_step = settings, 0
+        (real,) = together.train(make_shards(7, ranks.world))
+        assert real.metrics == pytest.approx(expected.metrics, rel=1e-5)
 
 
 def weights_are_spread_as_they_were_read(ranks: Ranks) -> None:
@@ -342,6 +362,7 @@ CHECKS: dict[str, Callable[[Ranks], None]] = {
         one_ranks_nan_skips_the_step_on_all,
         a_broken_gradient_of_one_rank_is_named_on_all,
         a_gradient_of_0_moves_nothing_on_any_rank,
+        steps_that_are_only_measured_have_the_figures_of_one_rank,
         weights_are_spread_as_they_were_read,
         only_frozen_weights_are_sharded_beside_adapters,
         a_frozen_base_is_stored_as_it_is_gathered,

@@ -32,14 +32,23 @@ def test_the_list_can_be_of_one_kind(drl: Drl) -> None:
     assert {row.split("\t")[0] for row in rows} == {"reward"}
 
 
+def test_functions_are_listed_with_their_slot(drl: Drl) -> None:
+    rows = drl("plugins", "list", "--kind", "function")[1].splitlines()
+    (zero_std,) = [row for row in rows if row.startswith("function\tzero_std\tdrl-core\t")]
+    assert zero_std.endswith(". (rollout.dynamic_sampling_filter)")
+
+
 def test_the_list_as_json(drl: Drl, install: Install) -> None:
     install("acme-broken", "import nowhere_at_all")
     code, out, _ = drl("plugins", "list", "--json")
     listed = json.loads(out)
     assert code == 0
-    assert {"kind", "name", "distribution", "version", "summary", "target"} == set(
+    assert {"kind", "name", "distribution", "version", "summary", "target", "slot"} == set(
         listed["components"][0]
     )
+    slots = {c["name"]: c["slot"] for c in listed["components"]}
+    assert slots["zero_std"] == "rollout.dynamic_sampling_filter"
+    assert slots["jpeg"] is None
     assert listed["failures"] == [
         {
             "entry_point": "acme-broken",
@@ -119,6 +128,26 @@ def test_show_of_a_component_without_options_and_with_facts(drl: Drl) -> None:
     assert "has_density = False" in out
 
 
+def test_show_of_a_function_says_how_it_is_called(drl: Drl) -> None:
+    code, out, _ = drl("plugins", "show", "function", "zero_std")
+    assert code == 0
+    assert "  function  drl.builtin.functions_rollout:zero_std\n" in out
+    assert '  chosen by rollout.dynamic_sampling_filter = "zero_std"\n' in out
+    assert "  called as (run, group)\n" in out
+
+
+def test_show_of_a_function_has_every_slot_of_its_name(drl: Drl) -> None:
+    _, out, _ = drl("plugins", "show", "function", "own")
+    assert [line.split()[2] for line in out.splitlines() if "chosen by" in line] == [
+        "eval.function",
+        "rollout.function",
+    ]
+    code, _, err = drl("plugins", "show", "function", "zero_sdt")
+    assert code == 2
+    assert "no function named 'zero_sdt' is installed" in err
+    assert "did you mean 'zero_std'?" in err
+
+
 def test_show_of_an_unknown_name_is_bad_input(drl: Drl) -> None:
     code, _, err = drl("plugins", "show", "reward", "jpge")
     assert code == 2
@@ -174,6 +203,23 @@ def test_doctor_finds_what_the_contract_would(drl: Drl, install: Install, site: 
     assert "the summary must end with a full stop: 'How bright'" in out
     assert "option target has no description" in out
     assert "the default of option target: Input should be less than or equal to 1" in out
+
+
+def test_doctor_finds_a_function_that_its_slot_cannot_call(drl: Drl, install: Install) -> None:
+    install(
+        "acme-slots",
+        "from drl.api import Component, hookimpl\n"
+        "DRL_API = (1, 0)\n"
+        "def keep(groups): ...\n"
+        "@hookimpl\n"
+        "def drl_register_functions():\n"
+        "    return [Component('keep', 'acme_slots:keep', summary='Keeps.',\n"
+        "                      slot='rollout.sample_filter')]\n",
+    )
+    code, out, _ = drl("plugins", "doctor", "acme-slots")
+    assert code == 1
+    assert "failed  function keep of acme-slots 1.0" in out
+    assert "acme_slots:keep takes 1 argument (groups), but is called with (run, groups)" in out
 
 
 def test_doctor_of_a_stranger_is_bad_input(drl: Drl) -> None:

@@ -147,7 +147,7 @@ def test_prompts_and_group_numbers_continue_after_a_resume(recipe, tmp_path, rec
 
 def test_a_filter_that_drops_everything_stops_at_max_draws(recipe, tmp_path, recorder):
     recorder.REACTIONS["drl_filter_group"] = drop(*range(100))
-    with pytest.raises(BadInput, match=r"rollout\.max_draws: 4 groups .*'dull': 3") as caught:
+    with pytest.raises(BadInput, match=r"rollout\.max_draws: 4 groups .*'dull': 4") as caught:
         run_here(recipe, tmp_path / "run", "rollout.max_draws=2", *QUIET)
     assert "now 2" in str(caught.value)
     assert recorder.CALLS[-1][1]["error"] is caught.value

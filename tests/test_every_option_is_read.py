@@ -6,16 +6,22 @@ import sys
 
 import pytest
 from e2e import run_here, write_recipe
+from encoding_runs import image_rows
 
 from drl.config.sections import SECTIONS
 from drl_family_sd3.tiny import build_random
 
 CHECKED_ONLY = {
+    "debug.dump_details": "sets two options that are read",
     "cluster.launcher": "picks the roles; there is one launcher",
     "model.family": "picks a component",
+    "model.pipeline_config": "another spelling of model.family",
     "reward.type": "read through reward.all_terms",
     "reward.terms": "read through reward.all_terms",
+    "algorithm.custom_needs": "read by custom_loss through its section",
     "data.metadata_key": "read by the data source through its section",
+    "data.global_dataset": "picks the data source",
+    "eval.config": "its sets become eval.datasets",
     "data.input_key": "read by the data source through its section",
 }
 """Keys whose reading a run cannot show, and why."""
@@ -80,8 +86,20 @@ def test_a_run_reads_every_core_option(tmp_path, reads):
         "algorithm.ref_mode=ema",
         "ema.enabled=true",
         "eval.rollout_sampler=true",
+        f"debug.dump_details={tmp_path / 'dump'}",
     )
-    supervised = write_recipe(tmp_path / "sft", checkpoint, SFT)
+    run_here(
+        recipe,
+        tmp_path / "replayed",
+        f"debug.load_rollout_data={tmp_path}/dump/rollout_data/{{rollout_id}}.safetensors",
+        "debug.load_rollout_subsample=0.5",
+        "sde.type=sde",
+    )
+    supervised = write_recipe(
+        tmp_path / "sft", checkpoint, SFT.replace("num_rollout = 1", "num_epoch = 1")
+    )
     run_here(supervised, tmp_path / "sft" / "run", "optimizer.name=sgd")
+    photos = image_rows(tmp_path / "photos", 2)
+    run_here(supervised, tmp_path / "photo-run", "data.source=jsonl", f"data.prompt_data={photos}")
     keys = {f"{name}.{field}" for name, model in SECTIONS.items() for field in model.model_fields}
     assert keys - reads - CHECKED_ONLY.keys() == set()

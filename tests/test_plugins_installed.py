@@ -117,15 +117,19 @@ def test_plugins_made_by_the_tool_pass_their_contracts_and_are_listed(tmp_path: 
     site.mkdir()
     reward, reward_source = made("reward", "glow_worm", tmp_path, site)
     loss, loss_source = made("loss", "smooth", tmp_path, site)
-    path = (site, reward_source, loss_source)
+    function, function_source = made("function", "wide_enough", tmp_path, site)
+    path = (site, reward_source, loss_source, function_source)
     listed = json.loads(drl("plugins", "list", "--json", path=path).stdout)
     names = {(item["kind"], item["name"], item["distribution"]) for item in listed["components"]}
     assert ("reward", "glow_worm", "drl-reward-glow-worm") in names
     assert ("loss", "smooth", "drl-loss-smooth") in names
+    assert ("function", "wide_enough", "drl-function-wide-enough") in names
     options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
-    tested = run("-m", "pytest", *options, reward, loss, path=path)
+    tested = run("-m", "pytest", *options, reward, loss, function, path=path)
     assert tested.returncode == 0, tested.stdout
-    usable = drl("config", "check", QUICKSTART, "--set", "reward.type=glow_worm", path=path)
+    picked = ("reward.type=glow_worm", "rollout.dynamic_sampling_filter=wide_enough")
+    sets = [word for setting in picked for word in ("--set", setting)]
+    usable = drl("config", "check", QUICKSTART, *sets, path=path)
     assert (usable.returncode, usable.stderr) == (0, "")
 
 
@@ -205,7 +209,7 @@ def test_the_quickstart_is_sound_with_wheels_alone(installed: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["reward", "loss"])
+@pytest.mark.parametrize("kind", ["reward", "loss", "function"])
 def test_a_package_made_by_the_tool_installs_with_pip(
     installed: Path, tmp_path: Path, kind: str
 ) -> None:

@@ -166,7 +166,7 @@ def test_bumping_wants_one_version(arguments: list[str]) -> None:
     assert bump_version.main(arguments) == 2
 
 
-@pytest.mark.parametrize("kind", ["reward", "loss"])
+@pytest.mark.parametrize("kind", ["reward", "loss", "function"])
 def test_a_new_member_is_enrolled_with_an_exact_pin(tmp_path: Path, kind: str) -> None:
     root = copied_manifests(tmp_path)
     assert new_plugin.main([kind, "fresh_one"], root) == 0

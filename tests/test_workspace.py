@@ -44,9 +44,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "drl.plugins",
         "drl.catalog",
         "drl.config",
+        "drl.dotted",
     ),
     ("drl.mathematics",),
-    ("drl.lora", "drl.model", "drl.stages"),
+    ("drl.lora", "drl.media", "drl.model", "drl.stages"),
     ("drl.loop", "drl.cluster"),
     ("drl_cli",),
 )

@@ -3,6 +3,8 @@
 
     python tools/new_plugin.py reward my_score            # a member, in plugins/rewards/my_score
     python tools/new_plugin.py loss my_loss ~/my-loss     # a package of your own, anywhere else
+    python tools/new_plugin.py function my_filter         # one function, for an option such as
+                                                          # rollout.dynamic_sampling_filter
 
 A member of this repository pins drl-core exactly and gets its line in requirements/dev.txt and in
 known_plugins.toml; a package elsewhere depends on the release series.
@@ -21,7 +23,7 @@ from drl import __version__
 from drl.api import API_VERSION
 from drl.catalog import Catalog, known_plugins
 from drl.errors import DrlError
-from drl.kinds import BY_NAME, Kind
+from drl.kinds import BY_NAME, FUNCTION, Kind
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = Path(__file__).with_name("_template")
@@ -29,11 +31,16 @@ TEMPLATES = Path(__file__).with_name("_template")
 SUMMARIES = {
     "reward": "How near the brightness of the picture is to the one wanted.",
     "loss": "Policy gradient with a quadratic penalty on the ratio instead of a clip.",
+    FUNCTION: "Keeps groups whose rewards differ.",
 }
-FACTS = {
-    "reward": "",
-    "loss": '\n            facts={"needs": ("rollout", "old_log_prob", "transition", "guidance")},',
+CONFIG = 'config="{package}.config:{class_name}Options",'
+MORE = {
+    "reward": CONFIG,
+    "loss": CONFIG
+    + '\n            facts={{"needs": ("rollout", "old_log_prob", "transition", "guidance")}},',
+    FUNCTION: 'slot="rollout.dynamic_sampling_filter",',
 }
+"""What else ``plugin.py`` says of the component."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +67,11 @@ class Plan:
         """Name for import."""
         return self.distribution.replace("-", "_")
 
+    @property
+    def class_name(self) -> str:
+        """The name in capitals, as classes have it."""
+        return "".join(part.capitalize() for part in self.name.split("_"))
+
     def values(self) -> dict[str, str]:
         """What the templates' placeholders stand for."""
         return {
@@ -68,11 +80,12 @@ class Plan:
             "distribution": self.distribution,
             "package": self.package,
             "entry_point": self.distribution.removeprefix("drl-"),
-            "class_name": "".join(part.capitalize() for part in self.name.split("_")),
+            "class_name": self.class_name,
+            "target": self.name if self.kind.name == FUNCTION else self.class_name,
             "hook": self.kind.hook,
             "api_version": str(API_VERSION),
             "summary": SUMMARIES[self.kind.name],
-            "facts": FACTS[self.kind.name],
+            "more": MORE[self.kind.name].format(package=self.package, class_name=self.class_name),
             "version": __version__ if self.member else "0.1.0",
             "core_requirement": exact() if self.member else series(__version__),
         }
@@ -153,7 +166,10 @@ def enrol(plan: Plan) -> None:
     known = plan.root / "core" / "src" / "drl" / "known_plugins.toml"
     heading = f"[{plan.kind.name}]\n"
     row = f'{plan.name} = "{plan.distribution}"\n'
-    known.write_text(known.read_text("utf-8").replace(heading, heading + row, 1), "utf-8")
+    text = known.read_text("utf-8")
+    if heading not in text:  # the first one of its kind
+        text = f"{text.rstrip()}\n\n{heading}"
+    known.write_text(text.replace(heading, heading + row, 1), "utf-8")
 
 
 def next_steps(plan: Plan) -> str:

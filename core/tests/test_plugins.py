@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drl.errors import BadInput
-from drl.plugins import load_plugins, normalized, owner_of
+from drl.plugins import load_plugins, normalized, owner_of, place_of
 from drl.testing.distributions import MINIMAL_PLUGIN as REWARD
 
 MakePlugin = Callable[..., EntryPoint]
@@ -270,3 +270,59 @@ def test_a_function_that_is_only_imported_is_no_forgotten_hook(make_plugin: Make
     files = {"acme_tone/other.py": "def drl_report_header(recipe): return 'x'\n"}
     body = REWARD + "\nfrom acme_tone.other import drl_report_header\n"
     assert reasons(make_plugin("acme-tone", body, files=files)) == []
+
+
+FUNCTIONS = """
+from drl.api import Component, hookimpl
+
+DRL_API = (1, 0)
+
+@hookimpl
+def drl_register_functions():
+    return [{components}]
+"""
+
+
+def offer(name: str = "keep", slot: str = "'rollout.sample_filter'", more: str = "") -> str:
+    return f"Component('{name}', 'acme_slots.parts:keep', summary='Keeps.', slot={slot}{more})"
+
+
+def test_a_function_is_offered_for_its_slot(make_plugin: MakePlugin) -> None:
+    both = f"{offer()}, {offer(slot=repr('rollout.buffer_filter'))}"
+    plugins = load_plugins(installed=[make_plugin("acme-slots", FUNCTIONS.format(components=both))])
+    assert [f.reason for f in plugins.failures] == []
+    assert [(e.kind, e.component.name, e.component.slot) for e in plugins.entries] == [
+        ("function", "keep", "rollout.sample_filter"),
+        ("function", "keep", "rollout.buffer_filter"),
+    ]
+    assert [place_of(entry) for entry in plugins.entries] == [
+        "rollout.sample_filter",
+        "rollout.buffer_filter",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("components", "said"),
+    [
+        (offer(slot="None"), "'keep' has the slot None; it must be one of model.backend, rollout."),
+        (offer(slot="'rollout.filter'"), "'keep' has the slot 'rollout.filter'; it must be one of"),
+        (offer(more=", config='a:B'"), "'keep' has a config, but functions have no options"),
+        (f"{offer()}, {offer()}", "it offers 'keep' twice for rollout.sample_filter"),
+    ],
+)
+def test_a_function_without_a_right_slot_is_left_out(
+    make_plugin: MakePlugin, components: str, said: str
+) -> None:
+    source = FUNCTIONS.format(components=components)
+    plugins = load_plugins(installed=[make_plugin("acme-slots", source)])
+    (failure,) = plugins.failures
+    assert said in failure.reason
+    assert plugins.entries == []
+
+
+def test_only_functions_have_slots(make_plugin: MakePlugin) -> None:
+    source = FUNCTIONS.format(components=offer()).replace("_functions", "_rewards")
+    (failure,) = load_plugins(installed=[make_plugin("acme-slots", source)]).failures
+    assert (
+        "only functions have one, and they are offered by drl_register_functions" in failure.reason
+    )

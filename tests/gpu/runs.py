@@ -23,7 +23,8 @@ from drl.run import Run
 from drl.stages.advantage import estimate
 from drl.stages.collect import collect
 from drl.stages.loss import complete_inputs, make_batch, predict, score_transition
-from drl.stages.pairs import fill, make_shards
+from drl.stages.pairs import make_shards
+from drl.stages.shards import filled
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -78,8 +79,8 @@ def log_probs(run: Run, pairs: Sequence[Pair], size: int) -> Tensor:
     """Return the trained weights' log-prob of each pair, ``(N,)`` on the CPU, scored ``size`` at a time."""
     forward, context = run.trainer.forward, run.trainer.context
     scores = []
-    for batch_of_pairs in fill(pairs, pairs[0], -(-len(pairs) // size), size):
-        batch = make_batch(batch_of_pairs, forward.device)
+    for first in range(0, len(pairs), size):
+        batch = make_batch(filled(pairs[first : first + size], pairs[0], size), forward.device)
         inputs = complete_inputs(forward, batch, forward.loss.prepare(batch, context))
         predictions = Predictions(trained=predict(forward, batch, inputs))
         scored = score_transition(forward, batch, predictions)

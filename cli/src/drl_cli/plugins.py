@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from drl.errors import BadInput, BrokenPlugin, ComponentConflict, ContractError
-from drl.kinds import BY_NAME
+from drl.kinds import BY_NAME, FUNCTION
 from drl_cli.session import Session
 
 if TYPE_CHECKING:
@@ -64,8 +64,16 @@ def show(session: Session, kind: str, name: str) -> None:
     \b
     Example:
       drl plugins show reward ocr
+      drl plugins show function zero_std
     """
-    catalog = session.catalog
+    if kind == FUNCTION:
+        show_functions(session.catalog, name)
+    else:
+        show_component(session.catalog, kind, name)
+
+
+def show_component(catalog: Catalog, kind: str, name: str) -> None:
+    """Print what one component is and which options it has."""
     entry = catalog.find(kind, name)
     kind_row = BY_NAME[kind]
     click.echo(f"{kind} {name}: {entry.component.summary}")
@@ -81,6 +89,21 @@ def show(session: Session, kind: str, name: str) -> None:
     click.echo(f"  options in [{kind_row.section}.{name}]:")
     for line in option_lines(model):
         click.echo(f"    {line}")
+
+
+def show_functions(catalog: Catalog, name: str) -> None:
+    """Print what a function is, in each slot that has one of this name."""
+    from drl.config.signatures import call_text
+
+    catalog.find(FUNCTION, name)  # says which there are when there is none
+    for entry in catalog.entries(FUNCTION):
+        slot = entry.component.slot
+        if entry.component.name == name and slot is not None:
+            click.echo(f"function {name}: {entry.component.summary}")
+            click.echo(f"  from      {entry.owner}")
+            click.echo(f"  function  {entry.component.target}")
+            click.echo(f'  chosen by {slot} = "{name}"')
+            click.echo(f"  called as {call_text(slot)}")
 
 
 @plugins.command()
@@ -143,7 +166,10 @@ def indented(error: BaseException) -> str:
 def row(entry: Entry) -> tuple[str, str, str, str, str]:
     """One line of the list."""
     component = entry.component
-    return (entry.kind, component.name, entry.distribution, entry.version, component.summary)
+    summary = component.summary
+    if component.slot is not None:
+        summary = f"{summary} ({component.slot})"
+    return (entry.kind, component.name, entry.distribution, entry.version, summary)
 
 
 def failed_row(failure: Failure) -> tuple[str, str, str, str]:
@@ -157,7 +183,8 @@ def listing(entries: Sequence[Entry], failures: Sequence[Failure]) -> dict[str, 
     failed_heads = ("entry_point", "distribution", "version", "reason")
     return {
         "components": [
-            dict(zip(heads, row(entry), strict=True)) | {"target": entry.component.target}
+            dict(zip(heads, row(entry), strict=True))
+            | {"target": entry.component.target, "slot": entry.component.slot}
             for entry in entries
         ],
         "failures": [dict(zip(failed_heads, failed_row(f), strict=True)) for f in failures],

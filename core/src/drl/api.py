@@ -22,7 +22,7 @@ from drl.errors import (
     TrustError,
 )
 from drl.interfaces.advantage import AdvantageEstimator
-from drl.interfaces.data import DataSource
+from drl.interfaces.data import BufferChoice, DataSource
 from drl.interfaces.engine import (
     Acknowledgement,
     Engine,
@@ -71,6 +71,7 @@ from drl.types import (
     Guidance,
     LossOutput,
     Media,
+    MediaFile,
     Metric,
     Need,
     Pair,
@@ -81,6 +82,7 @@ from drl.types import (
     Role,
     Rollout,
     RolloutRequest,
+    Routes,
     Sample,
     Sampling,
     Score,
@@ -92,6 +94,7 @@ from drl.types import (
     Trajectory,
     Transition,
     Verdict,
+    rejected,
     successor,
 )
 
@@ -110,6 +113,7 @@ __all__ = [
     "Advantages",
     "BadInput",
     "BatchError",
+    "BufferChoice",
     "CheckpointFacts",
     "Claim",
     "Component",
@@ -144,6 +148,7 @@ __all__ = [
     "Loss",
     "LossOutput",
     "Media",
+    "MediaFile",
     "Memory",
     "Metric",
     "Need",
@@ -162,6 +167,7 @@ __all__ = [
     "Rollout",
     "RolloutRequest",
     "Route",
+    "Routes",
     "RowShape",
     "RunFacts",
     "Sample",
@@ -191,5 +197,6 @@ __all__ = [
     "WeightTransform",
     "Workers",
     "hookimpl",
+    "rejected",
     "successor",
 ]

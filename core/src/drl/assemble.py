@@ -8,29 +8,45 @@ from typing import TYPE_CHECKING, Any
 
 from drl.catalog import Catalog
 from drl.cluster.background import Background
+from drl.cluster.encoders import InlineEncoders
 from drl.cluster.engines import InlineEngines
-from drl.cluster.rewards import InlineRewards, Term, TermSpec
+from drl.cluster.rewards import (
+    FunctionRewards,
+    InlineRewards,
+    Term,
+    TermSpec,
+    row_type,
+    unknown_type,
+)
+from drl.config.sections import RewardTerm
 from drl.errors import BadInput, RecipeError
-from drl.interfaces.engine import Launch
+from drl.interfaces.engine import Engine, Launch
 from drl.interfaces.updater import SyncPlan, Updater
 from drl.lora import uniform_adapters
 from drl.model.build import Component
 from drl.observe.timing import Phases
 from drl.run import Run
 from drl.stages.evaluate import EvaluationSet
+from drl.stages.filters import use_buffer_filter
+from drl.stages.own_function import check_evaluates
 from drl.trainers import (
     Maker,
+    build_loss,
     rank_context,
     rank_settings,
     sde_backends,
+    start_idle_trainer,
     start_trainer,
+    trains_nothing,
 )
-from drl.types import Need, Role
+from drl.types import Need, Prompt, Role
 
 if TYPE_CHECKING:
+    from drl.cluster.ranks import RankedTrainer
     from drl.interfaces.family import Family
-    from drl.interfaces.loss import Loss
     from drl.interfaces.steps import StepStrategy
+    from drl.model.idle import Idle
+    from drl.model.trainer import Trainer
     from drl.observe.directory import RunDirectory
 
 PREFERENCE = {"lora": 0, "dense": 1, "merged": 2}
@@ -42,20 +58,31 @@ def assemble(recipe: Any, catalog: Catalog, directory: RunDirectory, background:
     settings = rank_settings(recipe)
     context = rank_context(recipe, directory.path, settings, 0)
     make = Maker(recipe, catalog, context)
+    make.functions.load_all()
     family: Family = make("family", recipe.model.family, "model")
     problems = tuple(family.check(recipe))
     if problems:
         raise RecipeError(recipe.source, problems)
-    loss: Loss = make("loss", recipe.algorithm.loss, "algorithm", Role.TRAIN)
+    loss = build_loss(make)
     needs_rollout = Need.ROLLOUT in loss.needs
-    trainer, components = start_trainer(make, family, loss, settings)
+    generates = needs_rollout and recipe.debug.load_rollout_data is None
+    trainer: Trainer | RankedTrainer | Idle
+    if trains_nothing(recipe):
+        trainer, components = start_idle_trainer(make, family, loss, settings)
+    else:
+        trainer, components = start_trainer(make, family, loss, settings)
     try:
-        engines = build_engines(make, recipe, background) if needs_rollout else None
-        if engines is not None:
+        engines = build_engines(make, recipe, background) if generates else None
+        if engines is not None and components:
             trainer.use_updater(choose_updater(make, recipe, components, engines))
-        return Run(
+        source = make("data_source", recipe.data.source, "data")
+        sets = evaluation_sets(make, recipe) if generates else []
+        prompts = [*source.known_prompts(), *(prompt for one in sets for prompt in one.prompts)]
+        rewards = build_rewards(make, recipe, prompts) if needs_rollout else InlineRewards([])
+        run = Run(
             recipe=recipe,
             catalog=catalog,
+            functions=make.functions,
             directory=directory,
             background=background,
             phases=Phases(),
@@ -65,15 +92,19 @@ def assemble(recipe: Any, catalog: Catalog, directory: RunDirectory, background:
             loss=loss,
             components=components,
             trainer=trainer,
-            source=make("data_source", recipe.data.source, "data"),
+            source=source,
             engines=engines,
-            rewards=build_rewards(make, recipe) if needs_rollout else InlineRewards([]),
+            rewards=rewards,
             advantage=estimator(make, recipe) if needs_rollout else None,
-            strategy=build_strategy(make, recipe) if needs_rollout else None,
+            strategy=build_strategy(make, recipe) if generates else None,
             loggers=[make("logger", name, "logging") for name in recipe.logging.loggers],
-            evaluation_sets=evaluation_sets(make, recipe) if needs_rollout else (),
+            evaluation_sets=sets,
+            encoders=InlineEncoders(recipe, catalog, context),
             ranks=settings.world,
         )
+        use_buffer_filter(run)
+        check_evaluates(run)
+        return run
     except BaseException:
         trainer.close()  # nobody else knows of its processes yet
         raise
@@ -98,7 +129,12 @@ def estimator(make: Maker, recipe: Any) -> Any:
 def build_engines(make: Maker, recipe: Any, background: Background) -> InlineEngines:
     """Return the pool of the one embedded engine, not started."""
     name = recipe.rollout.engine
-    return InlineEngines(name, make("engine", name, "rollout", Role.ROLLOUT), background)
+    engine: Engine = make("engine", name, "rollout", Role.ROLLOUT)
+    if recipe.debug.engine_debug and not engine.capabilities().debug_tensors:
+        raise BadInput(
+            f"debug.engine_debug: engine '{name}' does not return its tensors; set it to false"
+        )
+    return InlineEngines(name, engine, background, recipe.rollout.server_concurrency)
 
 
 def launch_of(run: Run) -> Launch:
@@ -154,10 +190,32 @@ def choose_updater(
     )
 
 
-def build_rewards(make: Maker, recipe: Any) -> InlineRewards:
-    """Return the reward terms of the recipe, not started."""
+def build_rewards(make: Maker, recipe: Any, prompts: Sequence[Prompt]) -> InlineRewards:
+    """Return the reward terms of the recipe and those that rows of the data ask for, not started.
+
+    Raises BadInput for a row whose ``metadata.rm_type`` is no installed reward.
+    """
+    if recipe.reward.custom is not None:
+        return FunctionRewards()
     off = tuple(make.catalog.plugins.off)
-    return InlineRewards([_term(make, recipe, term, off) for term in recipe.reward.all_terms])
+    terms = [_term(make, recipe, term, off) for term in recipe.reward.all_terms]
+    asked = reward_types(make.catalog, prompts, [term.name for term in terms])
+    routes = [_term(make, recipe, RewardTerm(name=n, plugin=None, weight=1.0), off) for n in asked]
+    return InlineRewards(terms, routes)
+
+
+def reward_types(catalog: Catalog, prompts: Sequence[Prompt], have: Sequence[str]) -> list[str]:
+    """Return the rewards that rows ask for by ``metadata.rm_type``, besides the recipe's terms."""
+    installed = catalog.names("reward")
+    asked: dict[str, Prompt] = {}
+    for prompt in prompts:
+        name = row_type(prompt)
+        if name is not None and name not in have:
+            asked.setdefault(name, prompt)
+    for name, prompt in asked.items():
+        if name not in installed:
+            raise BadInput(unknown_type(prompt, name, sorted({*have, *installed})))
+    return list(asked)
 
 
 def _term(make: Maker, recipe: Any, term: Any, off: Sequence[str]) -> Term:
@@ -174,17 +232,29 @@ def _term(make: Maker, recipe: Any, term: Any, off: Sequence[str]) -> Term:
 
 def evaluation_sets(make: Maker, recipe: Any) -> list[EvaluationSet]:
     """Read every evaluation data set completely."""
-    sets = []
-    for entry in recipe.eval.datasets:
-        section = recipe.data.model_copy(
-            update={
-                "prompt_data": entry.path,
-                "input_key": recipe.eval.input_key or recipe.data.input_key,
-            }
-        )
-        model = make.catalog.options_model("data_source", "jsonl")
-        options = None if model is None else model()
-        context = replace(make.context, section=section)
-        source = make.catalog.create("data_source", "jsonl", options, context)
-        sets.append(EvaluationSet(name=entry.name, prompts=tuple(source.take(source.rows()))))
-    return sets
+    return [evaluation_set(make, recipe, entry) for entry in recipe.eval.datasets]
+
+
+def evaluation_set(make: Maker, recipe: Any, entry: Any) -> EvaluationSet:
+    """Read one evaluation data set; what it leaves unset is as in [eval] and [data]."""
+    section = recipe.data.model_copy(
+        update={
+            "prompt_data": entry.path,
+            "input_key": entry.input_key or recipe.eval.input_key or recipe.data.input_key,
+            "metadata_key": entry.metadata_key or recipe.data.metadata_key,
+        }
+    )
+    model = make.catalog.options_model("data_source", "jsonl")
+    options = None if model is None else model()
+    context = replace(make.context, section=section)
+    source = make.catalog.create("data_source", "jsonl", options, context)
+    changes = dict(entry.metadata_overrides)
+    if entry.rm_type is not None:
+        changes["rm_type"] = entry.rm_type
+    prompts = tuple(
+        replace(prompt, metadata={**prompt.metadata, **changes}) if changes else prompt
+        for prompt in source.take(source.rows())
+    )
+    return EvaluationSet(
+        name=entry.name, prompts=prompts, samples_per_prompt=entry.n_samples_per_prompt
+    )

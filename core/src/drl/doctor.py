@@ -15,11 +15,14 @@ _INNER_END = re.compile(r"[.!?]\s+[A-Z]")
 
 
 def complaints(catalog: Catalog, entry: Entry) -> list[str]:
-    """Import a component's class and option model and return what is wrong with them.
+    """Import a component's class and option model, or a function, and return what is wrong with them.
 
     BrokenPlugin, ContractError and ComponentConflict pass through: they say that there is nothing to
     look at.
     """
+    if entry.component.slot is not None:
+        catalog.function(entry.component.slot, entry.component.name)
+        return summary_complaints(entry.component.summary)
     catalog.component_class(entry.kind, entry.component.name)
     model = catalog.options_model(entry.kind, entry.component.name)
     found = summary_complaints(entry.component.summary)

@@ -108,6 +108,10 @@ class TrustError(DrlError, RuntimeError):
     """Rollout and training disagree: log-probs, schedule, settings or versions."""
 
 
+class CheckFailed(DrlError, AssertionError):
+    """A run ended well but did not reach what ``[debug.ci]`` asks for; lists the values."""
+
+
 class NonFiniteError(DrlError, ArithmeticError):
     """Too many steps in a row had a non-finite loss or gradient."""
 

@@ -50,7 +50,7 @@ def summarize(run: Run) -> Summary:
     return Summary(
         heldout=heldout(run, ""),
         heldout_rollout_sampler=heldout(run, f"/{NOISY}"),
-        train_seconds=read_metrics(run.directory.metrics).train_seconds(),
+        train_seconds=train_seconds(run),
         seed=run.recipe.train.seed,
         iterations=run.trainer.next_rollout,
         images_seen=run.counters.images_seen,
@@ -59,6 +59,12 @@ def summarize(run: Run) -> Summary:
         versions=versions(run.catalog.distributions),
         unproven=unproven(run),
     )
+
+
+def train_seconds(run: Run) -> float:
+    """Return the time of all iterations, also of those before a resume; 0 without the logger ``jsonl``."""
+    rows = run.directory.metrics
+    return read_metrics(rows).train_seconds() if rows.is_file() else 0.0
 
 
 def unproven(run: Run) -> tuple[str, ...]:

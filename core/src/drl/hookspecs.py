@@ -128,6 +128,16 @@ def drl_register_loggers() -> Sequence[Component]:
 
 
 @hookspec
+def drl_register_functions() -> Sequence[Component]:
+    """Offer single functions, each for the option that its ``slot`` names.
+
+    Cheap and pure, as ``drl_register_families``. A slot is an option such as ``rollout.sample_filter``;
+    docs/plugins.md lists them with the signature that a target must have. Functions have no option
+    table, and a name is unique within its slot.
+    """
+
+
+@hookspec
 def drl_add_commands(cli: click.Group) -> None:
     """Add commands to ``drl``, by ``cli.add_command``.
 

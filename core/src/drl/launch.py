@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drl.checkpoint.differences import differences, flat, table
-from drl.checkpoint.folders import TRACKER, checkpoints_in
+from drl.checkpoint.folders import TRACKER, checkpoints_in, number_of
 from drl.config import load_recipe
+from drl.config.environment import training_environment
 from drl.config.explain import explain
 from drl.config.render import warning_lines
-from drl.errors import BadInput, CheckpointError, DrlError, RunDirectoryError
+from drl.errors import BadInput, CheckFailed, CheckpointError, DrlError, RunDirectoryError
 from drl.interfaces.logger import RunFacts
 from drl.model.describe import trainer_lines
 from drl.observe.directory import RunDirectory, is_run_directory
 from drl.observe.files import write_json_atomic, write_text_atomic
 from drl.observe.versions import versions
+from drl.stages.ci import check_evaluations
+from drl.stages.dump import check_dump_files
 from drl.stages.pairs import batch_plan
 
 if TYPE_CHECKING:
@@ -52,7 +55,9 @@ def run_recipe(
 
     Raises BadInput (exit code 2) before anything was written, other DrlErrors for failed runs.
     """
-    recipe = load_recipe(path, sets=sets, override=override, catalog=catalog)
+    recipe = in_iterations(
+        load_recipe(path, sets=sets, override=override, catalog=catalog), catalog
+    )
     for line in header(recipe, catalog):
         echo(line)
     if dry_run:
@@ -60,9 +65,16 @@ def run_recipe(
     for key in allow_changed:
         explain(key, catalog)  # BadInput for an option that nobody knows
     check_checkpoint_folder(recipe, resume=resume)
+    if resume and recipe.debug.rollout_only:
+        raise BadInput(
+            "--resume: debug.rollout_only keeps nothing to go on from; start a new run, from "
+            "train.start_rollout_id on"
+        )
     start = Start(resume=resume, load=loaded(recipe, resume=resume), trust=trust_checkpoint)
+    if not resume:
+        check_dump_files(recipe, first_iteration(recipe, start.load))
     directory = find_directory(recipe, run_dir, resume=resume)
-    with directory:
+    with directory, training_environment(recipe.train.env):
         if resume:
             check_same_recipe(recipe, directory, catalog, allow_changed, echo)
         write_text_atomic(directory.recipe, recipe.to_toml())
@@ -70,6 +82,25 @@ def run_recipe(
         echo(f"run directory {directory.path}   seed {recipe.train.seed}")
         execute(recipe, catalog, directory, start, echo=echo)
     return directory.path
+
+
+def in_iterations(recipe: Any, catalog: Catalog) -> Any:
+    """Return a recipe that knows its number of iterations; one of epochs asks its data for their rows."""
+    if recipe.train.num_rollout is not None:
+        return recipe
+    from drl.stages.start import counted_in_iterations
+    from drl.trainers import Maker, rank_context, rank_settings
+
+    context = rank_context(recipe, None, rank_settings(recipe), 0)
+    source = Maker(recipe, catalog, context)("data_source", recipe.data.source, "data")
+    return counted_in_iterations(recipe, source)
+
+
+def first_iteration(recipe: Any, load: Path | None) -> int:
+    """Return the first iteration of a new run."""
+    if recipe.train.start_rollout_id is not None:
+        return int(recipe.train.start_rollout_id)
+    return 0 if load is None else number_of(load) or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +129,13 @@ def header(recipe: Any, catalog: Catalog) -> list[str]:
     lines = warning_lines(recipe.warnings)
     parts = [recipe.model.family, recipe.algorithm.loss]
     if not recipe.train.train_only:
-        rewards = [term.name for term in recipe.reward.all_terms]
+        rewards = [term.name for term in recipe.reward.all_terms] or [recipe.reward.custom]
         parts += [recipe.rollout.engine, recipe.sde.type, *rewards]
     mode = f"LoRA rank {recipe.lora.rank}" if recipe.lora.enabled else "full weights"
     lines.append(f"{recipe.run.name}: {' + '.join(map(str, parts))}, {mode}")
-    lines += [f"  {line}" for line in [*batch_plan(recipe).lines(), *trainer_lines(recipe)]]
+    plan = batch_plan(recipe).lines()
+    details = plan[:1] if recipe.debug.rollout_only else [*plan, *trainer_lines(recipe)]
+    lines += [f"  {line}" for line in [*details, *mode_lines(recipe)]]
     lines.append(
         f"  {recipe.train.num_rollout} iterations on {recipe.cluster.device} "
         f"in {recipe.train.forward_dtype}"
@@ -110,6 +143,17 @@ def header(recipe: Any, catalog: Catalog) -> list[str]:
     for answer in catalog.hooks.drl_report_header(recipe=recipe):
         lines += [answer] if isinstance(answer, str) else answer or []
     return lines
+
+
+def mode_lines(recipe: Any) -> list[str]:
+    """Say what a run leaves out."""
+    debug = recipe.debug
+    said = {
+        "rollouts only, nothing is trained (debug.rollout_only)": debug.rollout_only,
+        "no optimizer step is taken (debug.skip_optimizer_step)": debug.skip_optimizer_step,
+        f"rollouts from {debug.load_rollout_data}, no engine": debug.load_rollout_data is not None,
+    }
+    return [line for line, true in said.items() if true]
 
 
 def find_directory(recipe: Any, run_dir: Path | None, *, resume: bool) -> RunDirectory:
@@ -192,7 +236,7 @@ def chosen_components(recipe: Any) -> list[tuple[str, str]]:
     """Return (kind, name) of every component that the recipe picks by name."""
     chosen = [("family", recipe.model.family), ("loss", recipe.algorithm.loss)]
     chosen += [("data_source", recipe.data.source)]
-    if not recipe.train.train_only:
+    if not recipe.train.train_only and recipe.debug.load_rollout_data is None:
         chosen += [
             ("engine", recipe.rollout.engine),
             ("sde_backend", recipe.sde.type),
@@ -211,17 +255,20 @@ def execute(
     from drl.assemble import assemble
     from drl.cluster.background import Background
     from drl.finish import finish
-    from drl.loop import train
+    from drl.loop import roll_out, train
 
+    work = roll_out if recipe.debug.rollout_only else train
     run = None
     error: BaseException | None = None
     with closing(Background()) as background:
         try:
             run = assemble(recipe, catalog, directory, background)
             start(run, where, echo)
-            train(run)
+            work(run)
             for line in finish(run):
                 echo(line)
+            if (passed := check_evaluations(run)) is not None:
+                echo(passed)
         except OSError as caught:
             error = caught
             if caught.errno in FULL:
@@ -241,6 +288,7 @@ def execute(
 def add_way_back(error: BaseException, run: Run | None) -> None:
     """Note on an error how the run goes on, when it has something to go on from."""
     told = not isinstance(error, Exception) or "--resume" in str(error)
+    told = told or isinstance(error, CheckFailed)  # which comes after the end
     if run is not None and not told and checkpoints_in(run.checkpoints):
         error.add_note(
             "go on from the last checkpoint with: drl run RECIPE --resume --run-dir "
@@ -256,9 +304,9 @@ def start(run: Run, where: Start, echo: Echo) -> None:
     restore(run, where)
     for remark in run.remarks:
         echo(remark)
-    run.background.run(run.rewards.start())
-    run.background.run(run.rewards.check_golden())
-    if run.engines is not None:
+    if run.engines is not None:  # rewards score what an engine makes
+        run.background.run(run.rewards.start())
+        run.background.run(run.rewards.check_golden())
         run.engines.start(launch_of(run))
     facts = RunFacts(
         name=run.recipe.run.name,
@@ -269,7 +317,7 @@ def start(run: Run, where: Start, echo: Echo) -> None:
     )
     for logger in run.loggers:
         logger.start(facts)
-    if run.first_rollout >= run.recipe.train.num_rollout:
+    if run.first_rollout >= run.recipe.train.num_rollout > 0:
         run.event(f"all {run.recipe.train.num_rollout} iterations are done already")
     run.stop.install(run.event)
     run.phases.start()  # what came so far belongs to no iteration
@@ -286,10 +334,17 @@ def restore(run: Run, where: Start) -> None:
         run.remarks.append(f"starts from {where.load}, after iteration {run.first_rollout}")
         return
     folder = newest(run.checkpoints) if where.resume else None
+    if folder is not None and not run.recipe.train.num_rollout:
+        raise BadInput(
+            f"--resume: train.num_rollout = 0 only evaluates, and {folder.parent} has a checkpoint to go on "
+            "from; evaluate it by a new run with checkpoint.load"
+        )
     if folder is not None:
         run.restore(folder, read_run_state(folder), options)
         tidy(run)
-    elif where.resume:
+        return
+    run.first_rollout = run.recipe.train.start_rollout_id or 0
+    if where.resume:
         run.remarks.append("it was stopped before its first checkpoint: the run starts over")
 
 

@@ -1,14 +1,21 @@
-"""``train``: the order of operations of a training run; everything else is in the stages."""
+"""``train``: the order of operations of a training run; everything else is in the stages.
+
+A mode leaves stages out: a replay has no engine, so ``sync`` and ``evaluate`` find nothing to do, and
+``roll_out`` is what ``debug.rollout_only`` leaves of the loop.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from drl.stages.advantage import estimate
+from drl.stages.alignment import with_debug_tensors
 from drl.stages.collect import collect
+from drl.stages.dump import dump_rollout, dump_shards
 from drl.stages.encode import collect_records
 from drl.stages.evaluate import evaluate_before_training, evaluate_if_due
 from drl.stages.pairs import make_shards
+from drl.stages.replay import replay
 from drl.stages.save import save_if_due
 from drl.stages.sync import sync
 from drl.stages.trust import prove_parity_once
@@ -16,6 +23,7 @@ from drl.types import Role
 
 if TYPE_CHECKING:
     from drl.run import Run
+    from drl.types import Rollout
 
 
 def train(run: Run) -> None:
@@ -24,12 +32,11 @@ def train(run: Run) -> None:
     evaluate_before_training(run)
     run.finish_interrupted()
     for rollout_id in run.rollout_ids():
-        with run.turn(Role.ROLLOUT):
-            rollout = (
-                collect(run, rollout_id) if run.needs_rollout else collect_records(run, rollout_id)
-            )
+        rollout = gather(run, rollout_id)
+        dump_rollout(run, rollout)
         advantages = estimate(run, rollout)
-        shards = make_shards(run, rollout, advantages)
+        shards = with_debug_tensors(run, make_shards(run, rollout, advantages), rollout)
+        dump_shards(run, shards)
         with run.turn(Role.TRAIN):
             prove_parity_once(run, shards)
             for report in run.trainer.train(shards):
@@ -39,3 +46,22 @@ def train(run: Run) -> None:
         sync(run, version=rollout_id + 1)
         evaluate_if_due(run, rollout_id)
         run.finish_iteration(rollout_id, rollout)
+
+
+def roll_out(run: Run) -> None:
+    """Evaluate once, then collect: no training, so nothing is saved and no weights change."""
+    sync(run, version=run.first_rollout)
+    evaluate_before_training(run)
+    for rollout_id in run.rollout_ids():
+        rollout = gather(run, rollout_id)
+        dump_rollout(run, rollout)
+        run.take_rollout(rollout_id, rollout, None)
+        run.finish_iteration(rollout_id, rollout)
+
+
+def gather(run: Run, rollout_id: int) -> Rollout:
+    """Return the samples of an iteration: replayed from a file, generated, or recorded by the data."""
+    with run.turn(Role.ROLLOUT):
+        if run.recipe.debug.load_rollout_data is not None:
+            return replay(run, rollout_id)
+        return collect(run, rollout_id) if run.needs_rollout else collect_records(run, rollout_id)

@@ -21,7 +21,7 @@ from drl import hookspecs
 from drl.api import API_VERSION
 from drl.components import Component
 from drl.errors import BadInput, ContractError
-from drl.kinds import BY_NAME, KINDS, Kind
+from drl.kinds import BY_NAME, FUNCTION, KINDS, SLOT_BY_OPTION, Kind
 
 GROUP = "drl.plugins"
 OFF_VARIABLE = "DRL_PLUGINS_OFF"
@@ -232,11 +232,16 @@ def offered(
                 for answer in cast(Iterable[object], implementation.function()):
                     component = checked(answer, caller.name)
                     entries.append(Entry(component, kind.name, distribution, version))
-    names = [(BY_NAME[entry.kind].section, entry.component.name) for entry in entries]
-    for section, name in names:
-        if names.count((section, name)) > 1:
-            raise ContractError(f"it offers '{name}' twice for the section [{section}]")
+    names = [(place_of(entry), entry.component.name) for entry in entries]
+    for place, name in names:
+        if names.count((place, name)) > 1:
+            raise ContractError(f"it offers '{name}' twice for {place}")
     return entries
+
+
+def place_of(entry: Entry) -> str:
+    """Return where a component's name must be unique: the slot of a function, else the section."""
+    return entry.component.slot or f"the section [{BY_NAME[entry.kind].section}]"
 
 
 def checked(component: object, hook: str) -> Component:
@@ -256,7 +261,24 @@ def checked(component: object, hook: str) -> Component:
         )
     if not component.summary.strip():
         raise ContractError(f"{hook}: '{name}' needs a summary of one sentence")
+    check_slot(component, hook)
     return component
+
+
+def check_slot(component: Component, hook: str) -> None:
+    """Raise ContractError unless a function, and nothing else, names a slot that there is."""
+    name, slot = component.name, component.slot
+    if _KIND_OF_HOOK[hook].name != FUNCTION:
+        if slot is not None:
+            raise ContractError(
+                f"{hook}: '{name}' has the slot {slot!r}; only functions have one, and they are "
+                f"offered by {BY_NAME[FUNCTION].hook}"
+            )
+    elif slot not in SLOT_BY_OPTION:
+        slots = ", ".join(SLOT_BY_OPTION)
+        raise ContractError(f"{hook}: '{name}' has the slot {slot!r}; it must be one of {slots}")
+    elif component.config is not None:
+        raise ContractError(f"{hook}: '{name}' has a config, but functions have no options")
 
 
 def _nearest_hook(name: str, known: Sequence[str]) -> str:

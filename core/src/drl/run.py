@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 from drl.checkpoint.adapters import write_adapters
 from drl.checkpoint.saver import Saver
 from drl.checkpoint.state import RESUME, RestoreOptions
-from drl.errors import CheckpointError, ContractError, DataError, Interrupted
+from drl.errors import CheckpointError, ContractError, DataError
 from drl.interfaces.family import Family, Pipeline
 from drl.interfaces.loss import Loss
 from drl.observe.files import read_json_lines, write_json_atomic
 from drl.observe.summary import parity_metrics
-from drl.stages.advantage import reward_metrics
+from drl.stages.dump import dump_evaluation
 from drl.stages.evaluate import BEFORE, EvaluationSet, evaluate_if_due, evaluation_rows
 from drl.stages.figures import alarms, training_figures
-from drl.stages.reward import weighted_sum
-from drl.stages.save import finish_saving, keep_checkpoint, keep_if_best, save_unless_saved
+from drl.stages.records import Records
+from drl.stages.rollout_figures import rollout_figures
+from drl.stages.save import finish_saving, keep_checkpoint, keep_if_best, leave
+from drl.stages.start import chosen_start
 from drl.stages.sync import SyncLog
 from drl.stopping import StopFlag
 from drl.types import (
@@ -36,10 +38,8 @@ from drl.types import (
     Rollout,
     Sample,
     Sampling,
-    Score,
     StepContext,
     StepReport,
-    Streams,
     Verdict,
 )
 
@@ -48,14 +48,17 @@ if TYPE_CHECKING:
 
     from drl.catalog import Catalog
     from drl.cluster.background import Background
+    from drl.cluster.encoders import InlineEncoders
     from drl.cluster.engines import InlineEngines
     from drl.cluster.ranks import RankedTrainer
     from drl.cluster.rewards import InlineRewards
+    from drl.functions import Functions
     from drl.interfaces.advantage import AdvantageEstimator
     from drl.interfaces.data import DataSource
     from drl.interfaces.logger import Logger
     from drl.interfaces.steps import StepStrategy
     from drl.model.build import Component
+    from drl.model.idle import Idle
     from drl.model.trainer import Trainer
     from drl.observe.directory import RunDirectory
     from drl.observe.timing import Phases
@@ -79,6 +82,7 @@ class Run:
 
     recipe: Any
     catalog: Catalog
+    functions: Functions
     directory: RunDirectory
     background: Background
     phases: Phases
@@ -87,7 +91,7 @@ class Run:
     pipeline: Pipeline | None
     loss: Loss
     components: Mapping[str, Component]
-    trainer: Trainer | RankedTrainer
+    trainer: Trainer | RankedTrainer | Idle
     source: DataSource
     engines: InlineEngines | None
     rewards: InlineRewards
@@ -103,7 +107,8 @@ class Run:
     syncs: SyncLog = field(default_factory=SyncLog)
     stop: StopFlag = field(default_factory=StopFlag)
     last_save: float = field(default_factory=time.monotonic)
-    encoded: dict[int, Streams] = field(default_factory=dict)
+    encoders: InlineEncoders | None = None
+    records: Records = field(default_factory=Records)
     row: dict[str, float] = field(default_factory=dict)
     steps: list[StepReport] = field(default_factory=list)
     schedules: dict[Sampling, Tensor] = field(default_factory=dict)
@@ -142,12 +147,7 @@ class Run:
                 finish_saving(self)
                 return
             if self.stop.asked:
-                save_unless_saved(self, rollout_id)  # asked after this iteration's turn to save
-                finish_saving(self)
-                raise Interrupted(
-                    f"stopped by {self.stop.reason} after iteration {rollout_id + 1}; everything is saved\n"
-                    f"go on with: drl run RECIPE --resume --run-dir {self.directory.path}"
-                )
+                leave(self, rollout_id)
 
     def is_last(self, rollout_id: int) -> bool:
         """True when the run ends well after this iteration: all are done, or a verdict said so."""
@@ -169,10 +169,6 @@ class Run:
         if sampling not in self.schedules:
             self.schedules[sampling] = self.pipeline.sigmas(sampling)
         return self.schedules[sampling]
-
-    def reward_of(self, terms: Mapping[str, Score]) -> float | None:
-        """Return the weighted sum of a sample's scores, None when a term failed."""
-        return weighted_sum(terms, self.rewards.weights)
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Tell loggers how far the current phase is."""
@@ -207,11 +203,9 @@ class Run:
         """Put the figures of a trained iteration into its row; the checkpoint keeps them too."""
         row = self.row
         row |= training_figures(self.steps)
-        row |= reward_metrics(rollout)
+        row |= rollout_figures(rollout, advantages)
         for line in alarms(row):
             self.event(line)
-        if advantages is not None:
-            row |= advantages.statistics
         if self.parity is not None and rollout_id == self.first_rollout:
             row |= parity_metrics(self.parity)
         row["rollout/images_seen"] = float(self.counters.images_seen)
@@ -221,11 +215,11 @@ class Run:
         for name, seconds in rollout.seconds.items():
             self.phases.overlap(name, seconds)
         self.row |= self.phases.finish()
-        if self.needs_rollout and self.row.get("perf/rollout_time"):
+        if self.engines is not None and self.row.get("perf/rollout_time"):
             per_second = len(rollout.samples) / self.row["perf/rollout_time"]
             self.row["perf/images_per_second"] = per_second
         self.log_row(rollout_id)
-        for logger in self.loggers:
+        for logger in self.loggers if rollout.logged else ():
             logger.samples(rollout_id, rollout.samples)
         if self.saved == rollout_id:
             label = f"rollout-{rollout_id + 1:07d}"
@@ -249,22 +243,25 @@ class Run:
     def keep_evaluation(self, report: EvaluationReport, label: str) -> None:
         """Log the means of an evaluation and keep its rows for the summary."""
         figures = {f"eval/{name}": mean for name, mean in report.means.items()}
-        for name, mean in report.means.items():
+        shown = {**(figures if report.logged else {}), **report.metrics}
+        for name, mean in report.means.items() if report.logged else ():
             self.event(f"eval {label}: {name} {mean:.4f} over {len(report.samples[name])} images")
         if label == BEFORE:
             for logger in self.loggers:
-                logger.metrics(-1, figures)  # a row of its own: nothing was trained yet
+                logger.metrics(-1, shown)  # a row of its own: nothing was trained yet
         else:
-            self.row |= figures
+            self.row |= shown
         write_json_atomic(
             self.evaluations / f"{label}.json",
             {
                 "rollout_id": report.rollout_id,
                 "means": report.means,
+                "metrics": report.metrics,
                 "rows": evaluation_rows(report),
             },
         )
         save_pictures(self.directory, label, report.samples)
+        dump_evaluation(self, report)
         keep_if_best(self, report.rollout_id, figures)
 
     @property
@@ -303,10 +300,13 @@ class Run:
     def start_from(self, folder: Path, state: Mapping[str, Any], options: RestoreOptions) -> None:
         """Start a new run at the position of another run's checkpoint; other data begin anew."""
         self._go_to(folder, state, options)
+        state = chosen_start(self, folder, state)
         source = self.recipe.data.source
         try:
             if state["data_source"] != source:
                 raise DataError(f"data.source was '{state['data_source']}' and is '{source}'")
+            if state["data"] is None:
+                raise DataError(f"there is no checkpoint of iteration {self.first_rollout}")
             self.source.restore(state["data"])
         except DataError as error:
             reason = str(error).splitlines()[0]

@@ -16,11 +16,14 @@ from drl.checkpoint.keeper import SaveSettings
 from drl.cluster.ranks import RankedTrainer, RankGroup
 from drl.config import load_recipe
 from drl.errors import RankError
+from drl.functions import Functions
 from drl.model.build import Component, build_components
 from drl.model.ema import build_ema, build_old_policy, build_reference
+from drl.model.idle import Idle
 from drl.model.optimizers import build_optimizer, build_schedule, trainable_parameters
 from drl.model.parallel import ALONE, Ranks, RankSettings
 from drl.model.trainer import StepSettings, Trainer
+from drl.stages.functions import with_functions
 from drl.stages.loss import Forward, PolicyContext
 from drl.stages.pairs import batch_plan, rank_count
 from drl.types import Context, Guidance, Need, Role, StepContext
@@ -33,12 +36,13 @@ if TYPE_CHECKING:
 
 
 class Maker:
-    """Creates components: options from the recipe, context with their section."""
+    """Creates components: options from the recipe, context with their section; finds functions."""
 
     def __init__(self, recipe: Any, catalog: Catalog, context: Context) -> None:
         self.recipe = recipe
         self.catalog = catalog
         self.context = context
+        self.functions = Functions(recipe, catalog)
 
     def __call__(self, kind: str, name: str, section: str, role: Role = Role.DRIVER) -> Any:
         """Create the component of this kind and name."""
@@ -51,9 +55,21 @@ class Maker:
 
 
 def sde_backends(make: Maker, recipe: Any) -> dict[str, SdeBackend]:
-    """Return the backends of the stochastic and of the deterministic steps."""
+    """Return the engine's backends, of the stochastic and of the deterministic steps."""
     names = dict.fromkeys([recipe.sde.type, "ode"])
     return {name: make("sde_backend", name, "sde") for name in names}
+
+
+def trainer_backends(make: Maker, recipe: Any) -> dict[str, SdeBackend]:
+    """Return what scores the stochastic steps in the trainer: ``sde.backend`` stands in for ``sde.type``."""
+    name = recipe.sde.backend or recipe.sde.type
+    return {recipe.sde.type: make("sde_backend", name, "sde", Role.TRAIN)}
+
+
+def build_loss(make: Maker) -> Loss:
+    """Return the loss, with the functions of the recipe in place of its parts."""
+    loss: Loss = make("loss", make.recipe.algorithm.loss, "algorithm", Role.TRAIN)
+    return with_functions(loss, make.functions)
 
 
 def rank_settings(recipe: Any) -> RankSettings:
@@ -106,6 +122,26 @@ def start_trainer(
     return RankedTrainer(own, group), built
 
 
+def trains_nothing(recipe: Any) -> bool:
+    """True for a run that only generates, or only evaluates."""
+    return bool(recipe.debug.rollout_only) or recipe.train.num_rollout == 0
+
+
+def start_idle_trainer(
+    make: Maker, family: Family, loss: Loss, settings: RankSettings
+) -> tuple[Idle, dict[str, Component]]:
+    """Return the trainer of a run that trains nothing, with components only where an engine needs them.
+
+    An engine reads ``model.checkpoint`` by itself; adapters and checkpoints of a run are pushed to it.
+    """
+    recipe = make.recipe
+    at_once = recipe.lora.enabled and recipe.lora.init_weights == "random"
+    if recipe.lora.adapter_path is None and recipe.checkpoint.load is None and not at_once:
+        return Idle(), {}
+    trainer, components = start_trainer(make, family, loss, settings)
+    return Idle(trainer), components
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
     """What the process of a rank builds its trainer from: plain values, no classes.
@@ -131,8 +167,7 @@ def build_rank(spec: RankSpec, ranks: Ranks) -> Trainer:
     context = rank_context(recipe, spec.run_dir, rank_settings(recipe), ranks.rank)
     make = Maker(recipe, catalog, context)
     family: Family = make("family", recipe.model.family, "model", Role.TRAIN)
-    loss: Loss = make("loss", recipe.algorithm.loss, "algorithm", Role.TRAIN)
-    return build_rank_trainer(make, family, loss, ranks)[0]
+    return build_rank_trainer(make, family, build_loss(make), ranks)[0]
 
 
 def check_plugins(
@@ -158,8 +193,9 @@ def build_rank_trainer(
 ) -> tuple[Trainer, dict[str, Component]]:
     """Build components and trainer of this process's rank; collective over the ranks."""
     recipe = make.recipe
-    backends = sde_backends(make, recipe) if Need.ROLLOUT in loss.needs else {}
-    components = build_components(recipe, family, make.context, ranks)
+    backends = trainer_backends(make, recipe) if Need.ROLLOUT in loss.needs else {}
+    load = make.functions.get("model.backend")
+    components = build_components(recipe, family, make.context, ranks, load)
     trainer = build_trainer(recipe, make.context, family, loss, backends, components, ranks)
     trainer.make_updater = lambda name: make("updater", name, "sync", Role.TRAIN)
     return trainer, components
@@ -184,8 +220,6 @@ def build_trainer(
         old = build_old_policy(parameters, modules)
     if Need.REFERENCE in loss.needs:
         reference = build_reference(recipe.algorithm.ref_mode, modules, ema)
-    joint = first.config.joint_guidance
-    sampling = recipe.sampling
     forward = Forward(
         family=family,
         models=modules,
@@ -194,11 +228,7 @@ def build_trainer(
         device=torch.device(context.device),
         dtype=recipe.train.forward_dtype,
         input_dtypes=first.config.input_dtypes,
-        guidance={
-            "guidance_scale": Guidance(
-                scale=sampling.guidance_scale, true_scale=sampling.true_cfg_scale, joint=joint
-            )
-        },
+        guidance=guidance_by_option(recipe.sampling, joint=first.config.joint_guidance),
         old=old_policy(loss, old if ema is None else ema),
         reference=reference,
     )
@@ -209,6 +239,7 @@ def build_trainer(
         buffer_bytes=recipe.sync.buffer_size,
         rollout_policy=recipe.ema.rollout_policy,
         reduce_dtype=recipe.train.reduce_dtype,
+        skip="debug.skip_optimizer_step" if recipe.debug.skip_optimizer_step else None,
     )
     return Trainer(
         forward=forward,
@@ -221,6 +252,19 @@ def build_trainer(
         ranks=ranks,
         saves=save_settings(recipe, components),
     )
+
+
+def guidance_by_option(sampling: Any, *, joint: bool) -> dict[str, Guidance]:
+    """Return the guidance of each option that a family's routes may name; a second one where it is set."""
+    scales = {
+        "guidance_scale": sampling.guidance_scale,
+        "guidance_scale_2": sampling.guidance_scale_2,
+    }
+    return {
+        option: Guidance(scale=scale, true_scale=sampling.true_cfg_scale, joint=joint)
+        for option, scale in scales.items()
+        if scale is not None
+    }
 
 
 def old_policy(loss: Loss, weights: Ema | None) -> PolicyContext | None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from drl.api import Context, DataError, Group, Prompt
+from drl.api import Context, DataError, Group, MediaFile, Prompt
 from drl.builtin.config_data import JsonlOptions
 from drl.builtin.data_jsonl import JsonlSource
-from drl.builtin.jsonl_rows import Row, digest, read_prompts
+from drl.builtin.jsonl_rows import Row, digest, media_of, read_prompts
 from drl.testing.contracts.data_source import DataSourceContract
 
 
@@ -23,6 +23,7 @@ class Section:
     prompt_data: Path | None
     input_key: str = "input"
     metadata_key: str = "metadata"
+    on_broken_row: str = "refuse"
 
 
 Make = Callable[..., JsonlSource]
@@ -175,7 +176,7 @@ def test_rows_without_text_are_skipped_and_counted(
         source = JsonlSource(JsonlOptions(), Context(section=section))
     assert source.skipped == (1, 3)
     assert source.rows() == 1
-    assert "2 rows without text are skipped" in caplog.text
+    assert "2 rows without text are skipped: lines 1, 3\n" in caplog.text
 
 
 def test_blank_lines_keep_the_numbering(tmp_path: Path) -> None:
@@ -317,3 +318,38 @@ def test_half_a_surrogate_pair_is_refused_and_a_whole_one_read(tmp_path: Path, e
     whole = write(tmp_path / "q.jsonl", '{"input": "\\ud83d\\ude00 \ud7ff\ue000"}')
     found = read_prompts(whole, input_key="input", metadata_key="metadata")
     assert found.rows[0].text == "😀 \ud7ff\ue000"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"image": "a.png"}, ("a.png", "image")),
+        ({"video": "clips/b.mp4", "fps": 8}, ("clips/b.mp4", "video")),
+        ({"image": "", "video": "b.mp4"}, ("b.mp4", "video")),
+        ({"image": "/data/a.png"}, ("/data/a.png", "image")),
+        ({"image": "a.png", "video": "b.mp4"}, None),
+        ({"image": 3}, None),
+        ({}, None),
+    ],
+)
+def test_a_row_has_the_one_image_or_video_that_its_metadata_names(
+    tmp_path: Path, metadata: dict[str, Any], expected: tuple[str, str] | None
+) -> None:
+    media = media_of(metadata, tmp_path)
+    assert (None if media is None else (media.name, media.kind)) == expected
+    if media is not None:
+        assert media.path == tmp_path / media.name
+
+
+def test_files_are_named_from_the_folder_of_the_rows_and_survive_a_resume(tmp_path: Path) -> None:
+    row = {"input": "a", "meta": {"image": "pictures/a.png"}}
+    path = write(tmp_path / "p.jsonl", row, {"input": "b", "meta": {}})
+    context = Context(section=Section(path, metadata_key="meta"))
+    source = JsonlSource(JsonlOptions(), context)
+    (first, second) = source.take(2)
+    assert first.media == MediaFile(root=tmp_path, name="pictures/a.png")
+    assert second.media is None
+    source.give_back([Group(group_index=0, prompt=first, samples=[])])
+    resumed = JsonlSource(JsonlOptions(), context)
+    resumed.restore(json.loads(json.dumps(source.state())))
+    assert resumed.take(1)[0].media == first.media

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from PIL import Image
 from drl.builtin.config_data import ImageFolderOptions
 from drl.builtin.data_image_folder import ImageFolderSource
 from drl.errors import DataError
-from drl.stages.encode import fitted
+from drl.media.fit import Target, fitted
+from drl.media.reading import read_media
 from drl.testing.contracts.data_source import DataSourceContract
 from drl.types import Context, Media
 
@@ -29,13 +31,26 @@ def folder(tmp_path):
     return tmp_path
 
 
-def source(folder, **options):
-    return ImageFolderSource(ImageFolderOptions(path=folder, **options), Context(seed=1))
+def section(on_broken_row="refuse"):
+    return SimpleNamespace(on_broken_row=on_broken_row)
+
+
+def source(folder, on_broken_row="refuse", **options):
+    context = Context(seed=1, section=section(on_broken_row))
+    return ImageFolderSource(ImageFolderOptions(path=folder, **options), context)
+
+
+def pixels_of(prompt, height=4, width=6):
+    return read_media(prompt.media, Target(height=height, width=width)).pixels
 
 
 class TestImageFolder(DataSourceContract):
     component = ("data_source", "image_folder")
     capabilities = {"buffer": False, "file": False}  # noqa: RUF012
+
+    @pytest.fixture
+    def section(self):
+        return section()
 
     @pytest.fixture
     def option_values(self, folder):
@@ -45,8 +60,8 @@ class TestImageFolder(DataSourceContract):
 def test_rows_are_pictures_by_name_with_their_captions(folder):
     prompts = source(folder, shuffle=False).take(5)
     assert [p.text for p in prompts] == [f"picture {name}" for name in "abcde"]
-    assert prompts[0].media.pixels.shape == (3, 1, 4, 6)
-    assert [round(p.media.pixels.max().item() * 255) for p in prompts] == [0, 50, 100, 150, 200]
+    assert pixels_of(prompts[0]).shape == (3, 1, 4, 6)
+    assert [round(pixels_of(p).max().item() * 255) for p in prompts] == [0, 50, 100, 150, 200]
 
 
 def test_captions_may_stand_in_one_file(tmp_path):
@@ -73,12 +88,6 @@ def test_broken_caption_lines_are_named_by_number(tmp_path):
 def test_no_folder_and_an_empty_one_are_refused(tmp_path, exists):
     with pytest.raises(DataError, match=r"data\.image_folder\.path"):
         source(tmp_path if exists else tmp_path / "nowhere")
-
-
-def test_a_file_that_is_no_picture_is_named(folder):
-    (folder / "b.png").write_text("no picture")
-    with pytest.raises(DataError, match=r"b\.png: cannot be read"):
-        source(folder, shuffle=False).take(2)
 
 
 def test_a_changed_folder_is_refused_on_resume(folder):
@@ -160,21 +169,6 @@ def test_an_empty_folder_is_told_which_pictures_are_read(tmp_path):
         source(tmp_path)
 
 
-def test_grey_pictures_palettes_and_transparency_become_three_channels(tmp_path):
-    Image.new("L", (2, 2), 51).save(tmp_path / "a.png")
-    Image.new("P", (2, 2), 0).save(tmp_path / "b.png")
-    Image.new("RGBA", (2, 2), (51, 102, 153, 0)).save(tmp_path / "c.png")
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text(name)
-    grey, palette, clear = [
-        prompt.media.pixels for prompt in source(tmp_path, shuffle=False).take(3)
-    ]
-    assert {pixels.shape for pixels in (grey, palette, clear)} == {(3, 1, 2, 2)}
-    assert {pixels.dtype for pixels in (grey, palette, clear)} == {torch.float32}
-    assert grey.unique().tolist() == pytest.approx([0.2])
-    assert clear[:, 0, 0, 0].tolist() == pytest.approx([0.2, 0.4, 0.6])
-
-
 def test_shuffling_is_by_epoch_and_seed_and_file_order_is_the_alternative(folder):
     shuffled = [[p.row for p in source(folder).take(10)] for _ in range(2)]
     assert shuffled[0] == shuffled[1]
@@ -182,3 +176,53 @@ def test_shuffling_is_by_epoch_and_seed_and_file_order_is_the_alternative(folder
     assert shuffled[0][:5] != shuffled[0][5:]
     assert [p.row for p in source(folder, shuffle=False).take(7)] == [0, 1, 2, 3, 4, 0, 1]
     assert [p.epoch for p in source(folder).take(7)] == [0] * 5 + [1] * 2
+
+
+def test_pictures_of_folders_below_are_rows_by_their_path_and_hidden_ones_are_not(tmp_path):
+    for name in ("b/x.png", "a.png", "b/c/x.png", ".sft_cache/x.png", "b/.thumbs/x.png", ".x.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(tmp_path / name, 7)
+        (tmp_path / name).with_suffix(".txt").write_text(f"at {name}")
+    prompts = source(tmp_path, shuffle=False).take(3)
+    assert [prompt.text for prompt in prompts] == ["at a.png", "at b/c/x.png", "at b/x.png"]
+    assert [prompt.media.name for prompt in prompts] == ["a.png", "b/c/x.png", "b/x.png"]
+    assert source(tmp_path).rows() == 3
+
+
+def test_a_list_names_pictures_of_its_folder_and_below_and_the_nearest_list_wins(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.png", "sub/b.png", "sub/c.png"):
+        picture(tmp_path / name, 7)
+    above = [
+        {"file_name": name, "text": f"above {name}"} for name in ("a.png", "sub/b.png", "sub/c.png")
+    ]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in above))
+    (tmp_path / "sub" / "metadata.jsonl").write_text('{"file_name": "c.png", "text": "near c"}\n')
+    texts = [prompt.text for prompt in source(tmp_path, shuffle=False).take(3)]
+    assert texts == ["above a.png", "above sub/b.png", "near c"]
+
+
+def test_pictures_without_caption_and_broken_lines_can_be_skipped_and_are_told(folder, caplog):
+    (folder / "c.txt").unlink()
+    (folder / "metadata.jsonl").write_text('nonsense\n\n{"file_name": "c.png"}\n')
+    with caplog.at_level("WARNING", logger="drl"):
+        skipping = source(folder, "skip", shuffle=False)
+    assert [prompt.text[-1] for prompt in skipping.take(5)] == ["a", "b", "d", "e", "a"]
+    assert (skipping.rows(), skipping.skipped) == (4, ("c.png",))
+    assert "lines [1, 3] are skipped" in caplog.text
+    assert "1 pictures have no caption, such as ['c.png']; they are skipped" in caplog.text
+    for name in "abde":
+        (folder / f"{name}.txt").unlink()
+    with pytest.raises(DataError, match="5 pictures have no caption"):
+        source(folder, "skip")
+
+
+def test_a_caption_that_is_not_utf8_is_named(folder):
+    (folder / "b.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(DataError, match=r"b\.txt: is not UTF-8"):
+        source(folder)
+
+
+def test_pictures_are_not_opened_before_they_are_needed(folder):
+    (folder / "b.png").write_text("no picture")
+    assert len(source(folder, shuffle=False).take(5)) == 5

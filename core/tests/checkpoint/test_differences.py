@@ -32,7 +32,14 @@ def test_what_an_iteration_depends_on_is_told_apart():
 
 @pytest.mark.parametrize(
     "key",
-    ["run.directory", "logging.loggers", "checkpoint.keep_last", "eval.interval", "cluster.device"],
+    [
+        "run.directory",
+        "logging.loggers",
+        "checkpoint.keep_last",
+        "eval.interval",
+        "cluster.device",
+        "rollout.server_concurrency",
+    ],
 )
 def test_these_never_change_an_iteration(key):
     (found,) = differences({key: 1}, {key: 2}, [])

@@ -112,7 +112,7 @@ def test_the_newest_of_a_run_that_was_killed_before_its_tracker(run_dir):
         newest(root)
 
 
-def recipe(checkpoint="org/m", rollouts=10, **options):
+def recipe(checkpoint="org/m", rollouts=10, first=None, **options):
     values = {
         "load_optim": True,
         "load_rng": True,
@@ -122,7 +122,7 @@ def recipe(checkpoint="org/m", rollouts=10, **options):
     section = SimpleNamespace(**values)
     return SimpleNamespace(
         model=SimpleNamespace(checkpoint=checkpoint, components=("transformer",)),
-        train=SimpleNamespace(num_rollout=rollouts),
+        train=SimpleNamespace(num_rollout=rollouts, start_rollout_id=first),
         checkpoint=section,
         optimizer=section,
     )
@@ -134,6 +134,8 @@ def test_a_run_that_would_end_before_it_starts_is_refused(run_dir):
     for rollouts in (4, 3):
         with pytest.raises(CheckpointError, match=f"train.num_rollout = {rollouts} ends there"):
             check_loadable(folder, recipe(rollouts=rollouts))
+    check_loadable(folder, recipe(rollouts=3, first=1))  # which starts there, not at the checkpoint
+    check_loadable(folder, recipe(rollouts=0))  # which evaluates it
 
 
 def test_another_base_is_refused_for_parts_of_a_model(run_dir):

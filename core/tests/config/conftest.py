@@ -64,6 +64,9 @@ def folder(tmp_path: Path) -> Path:
     """A folder with the files that the recipe names."""
     (tmp_path / "prompts.jsonl").write_text('{"input": "a sign"}\n')
     (tmp_path / "heldout.jsonl").write_text('{"input": "a door"}\n')
+    for number in range(4):
+        (tmp_path / f"recorded-{number}").touch()
+    (tmp_path / "empty.jsonl").write_text("\n  \n")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(
         '{"peft_type": "LORA", "r": 32, "lora_alpha": 16, "target_modules": ["to_q"]}'

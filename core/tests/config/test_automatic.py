@@ -102,6 +102,15 @@ def test_the_reference_follows_the_kl_term(load: Load) -> None:
     assert load({"algorithm.kl_beta": 0.1}).algorithm.ref_mode == "lora_base"
 
 
+def test_a_loss_that_compares_with_a_reference_gets_the_one_that_is_there(load: Load) -> None:
+    recorded = {"train.train_only": True, "data.source": "preferences", "algorithm.loss": "dpo"}
+    average = {"ema.enabled": True, "lora": None}
+    assert load(recorded).algorithm.ref_mode == "lora_base"
+    assert load(recorded | average).algorithm.ref_mode == "ema"
+    explicit = {"ema.enabled": True, "algorithm.ref_mode": "ema"}
+    assert load(recorded | explicit).origins["algorithm.ref_mode"] == "recipe.toml"
+
+
 def test_evaluation_follows_sampling_and_data(load: Load) -> None:
     recipe = load({"sampling.num_steps": 7, "data.input_key": "input"})
     assert (recipe.eval.num_steps, recipe.eval.input_key) == (7, "input")

@@ -198,6 +198,8 @@ class Facts:
             "sde.num_steps": count,
             "sde.step_strategy": strategy,
             "train.train_only": False,
+            "rollout.custom_convert": None,
+            "rollout.custom_expand": None,
         }
         self.table = table
         self.loss_facts: dict[str, Any] = {}
@@ -245,6 +247,11 @@ def test_a_supervised_sample_is_one_pair_and_a_strangers_strategy_is_unknown() -
         pairs_per_sample(stranger)
     stranger.values["train.train_only"] = True
     assert pairs_per_sample(stranger) == 1
+    for option in ("rollout.custom_convert", "rollout.custom_expand"):
+        stranger.values[option] = "acme:pairs"
+        with pytest.raises(NotKnown):
+            pairs_per_sample(stranger)
+        stranger.values[option] = None
 
 
 def test_components_nobody_configured_have_their_defaults(load: Load) -> None:

@@ -100,7 +100,10 @@ def test_a_table_that_is_not_picked_is_checked_and_reported_as_unused(
     [
         ("logging.console.live", "logging.loggers is 'jsonl'"),
         ("sde.epoch_global_random_choice.candidate_steps", "sde.step_strategy is 'sde_window'"),
-        ("reward.ocr.threads", "no reward term has this name"),
+        (
+            "reward.ocr.threads",
+            "no reward term has this name; it counts where rows ask for it (metadata.rm_type)",
+        ),
     ],
 )
 def test_the_warning_says_what_is_picked_instead(warnings: Warnings, path: str, why: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -13,11 +14,11 @@ import pytest
 from drl.catalog import Catalog
 from drl.config.explain import explain
 from drl.config.flags import flag_rows
-from drl.config.schema import recipe_schema
+from drl.config.schema import BY_PATH, recipe_schema
 from drl.config.sections import SECTIONS
 from drl.config.table import option_table
 from drl.errors import BadInput
-from drl.kinds import KINDS
+from drl.kinds import FUNCTION, KINDS, SLOTS
 from drl.testing.distributions import MINIMAL_PLUGIN
 
 PAGE = Path(__file__).parents[3] / "docs" / "recipes.md"
@@ -71,8 +72,12 @@ def test_every_option_and_component_is_explained(catalog: Catalog) -> None:
         for key in model.model_fields:
             assert "type     " in explain(f"{name}.{key}", catalog)
     for kind in KINDS:
-        for component in catalog.names(kind.name):
+        for component in catalog.names(kind.name) if kind.name != FUNCTION else ():
             assert explain(f"{kind.section}.{component}", catalog)
+    for slot in SLOTS:
+        section = explain(slot.option.partition(".")[0], catalog)
+        for name in catalog.names(FUNCTION, slot.option):
+            assert f"  {slot.option} takes {name}  " in section
 
 
 def test_a_section_of_a_later_release_lists_its_options(catalog: Catalog) -> None:
@@ -108,11 +113,12 @@ def test_the_schema_knows_sections_and_installed_plugins(catalog: Catalog) -> No
     schema = json.loads(json.dumps(recipe_schema(catalog)))
     assert list(schema["properties"]) == ["include", *SECTIONS]
     algorithm = schema["properties"]["algorithm"]["properties"]
-    assert algorithm["loss"]["enum"] == catalog.names("loss")
-    assert {"nft", "policy_loss", "sft_loss"} <= set(algorithm["loss"]["enum"])
+    names = algorithm["loss"]["anyOf"][0]["enum"]
+    assert names == catalog.names("loss")
+    assert {"nft", "policy_loss", "sft_loss"} <= set(names)
     assert algorithm["policy_loss"]["properties"]["clip_range"]["exclusiveMinimum"] == 0
     assert algorithm["ref_mode"]["enum"] == ["none", "lora_base", "ema"]
-    assert schema["properties"]["sync"]["properties"]["updater"]["enum"][0] == "auto"
+    assert schema["properties"]["sync"]["properties"]["updater"]["anyOf"][0]["enum"][0] == "auto"
     assert schema["properties"]["run"]["additionalProperties"] is False
     assert not [path for path in _references(schema) if path not in schema["$defs"]]
 
@@ -163,14 +169,29 @@ def test_an_editor_is_told_that_other_keys_are_mistakes(catalog: Catalog) -> Non
 def test_an_editor_offers_the_installed_components_by_name(catalog: Catalog) -> None:
     properties = schema_of(catalog)["properties"]
     for kind in KINDS:
+        if kind.name == FUNCTION:
+            continue
         section, _, key = kind.option.partition(".")
         rule = properties[section]["properties"][key]
         if kind.name == "logger":  # a list of names
-            assert "enum" not in rule
+            assert "anyOf" not in rule
             continue
         names = catalog.names(kind.name)
-        assert rule["enum"] == (["auto", *names] if kind.name == "updater" else names)
+        assert rule["anyOf"] == [
+            {"enum": ["auto", *names] if kind.name == "updater" else names},
+            BY_PATH,
+        ]
         assert "pattern" not in rule
+
+
+def test_an_editor_offers_the_functions_of_each_slot(catalog: Catalog) -> None:
+    properties = schema_of(catalog)["properties"]
+    for slot in SLOTS:
+        section, _, key = slot.option.partition(".")
+        names, path = properties[section]["properties"][key]["anyOf"]
+        assert names == {"enum": catalog.names(FUNCTION, slot.option)}
+        assert re.search(path["pattern"], "my.module:keep")
+        assert not re.search(path["pattern"], "my.module.keep")
 
 
 def test_a_component_without_options_takes_no_key(catalog: Catalog) -> None:
@@ -185,7 +206,7 @@ def test_a_plugin_whose_options_do_not_load_leaves_the_schema_whole(
     body = MINIMAL_PLUGIN.replace("'How bright.'", "'How bright.', config='tone_absent:Options'")
     found = schema_of(Catalog.load(installed=[make_plugin("acme-tone", body)]))
     reward = found["properties"]["reward"]["properties"]
-    assert reward["type"]["enum"] == ["tone"]
+    assert reward["type"]["anyOf"][0] == {"enum": ["tone"]}
     assert "tone" not in reward
 
 

@@ -47,11 +47,11 @@ SUPERVISED = {"algorithm.loss": "sft_loss", "train.train_only": True, "reward.ty
         ({"train.num_rollout": None}, "train.num_rollout", "B17"),
         ({"train.num_rollout": 0}, "train.num_rollout", "only evaluates"),
         (
-            {"rollout.over_sampling_batch_size": 4},
+            {"rollout.over_sampling_batch_size": 3},
             "rollout.over_sampling_batch_size",
-            "known option",
+            "B16",
         ),
-        ({"train.micro_batch_size_sample": 4}, "train.micro_batch_size_sample", "known option"),
+        ({"train.micro_batch_size_sample": 4}, "train.micro_batch_size_sample", "B7: set "),
     ],
 )
 def test_batch_rules(problems: Problems, changes: dict[str, Any], path: str, said: str) -> None:
@@ -170,6 +170,12 @@ def test_requests_larger_than_a_group_are_noted(warnings: Warnings) -> None:
         ({"data.prompt_data": "x" * 5000}, "data.prompt_data", "there is no file"),
         ({"data.prompt_data": "."}, "data.prompt_data", "is a folder"),
         ({"data.prompt_data": "recipe.toml"}, "data.prompt_data", "must end in .jsonl"),
+        ({"data.prompt_data": "empty.jsonl"}, "data.prompt_data", "is empty; give one row"),
+        (
+            {"eval.datasets": [{"name": "a", "path": "empty.jsonl"}]},
+            "eval.datasets[0].path",
+            "is empty; give one row",
+        ),
         (
             {"eval.datasets": [{"name": "a", "path": "gone.jsonl"}]},
             "eval.datasets[0].path",

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from drl.mathematics.noising import noised, pair_noise
+from drl.mathematics.noising import (
+    noised,
+    noised_with_targets,
+    pair_noise,
+    squared_distance,
+    target_of,
+    velocity_error,
+)
 from drl.stages.loss import make_batch
 from drl.types import Pair, StepContext
 
@@ -41,3 +48,28 @@ def test_each_row_lies_between_data_and_noise_at_its_own_sigma() -> None:
     clean, noise = torch.full((3, 1, 2), 4.0), torch.full((3, 1, 2), -8.0)
     got = noised(clean, noise, torch.tensor([0.0, 0.25, 1.0]))
     assert got[:, 0, 0].tolist() == [4.0, 1.0, -8.0]
+
+
+def test_targets_are_noise_minus_data() -> None:
+    context, batch = StepContext(seed=7), make_batch([pair(1, 0), pair(2, 0)], CPU)
+    inputs = noised_with_targets(batch, context, "test")
+    noise = pair_noise(batch, context, "test")["visual"]
+    assert torch.equal(inputs.extras[target_of("visual")], noise - batch.tensors["visual"])
+    assert torch.equal(inputs.streams["visual"], 0.5 * noise)
+    assert set(inputs.extras) == {"visual.target"}
+
+
+def test_the_error_of_a_velocity_is_a_mean_over_elements_and_a_sum_over_streams() -> None:
+    one = {"a": torch.tensor([[1.0, 3.0]], requires_grad=True), "b": torch.tensor([[2.0]])}
+    other = {"a": torch.tensor([[0.0, 1.0]], requires_grad=True), "b": torch.tensor([[5.0]])}
+    distance = squared_distance(one, other)
+    assert distance.tolist() == [(1 + 4) / 2 + 9]
+    distance.sum().backward()
+    assert one["a"].grad is not None
+    assert one["a"].grad.tolist() == [[1.0, 2.0]]
+    assert other["a"].grad is None, "what is compared with has no gradient"
+    batch = make_batch([pair(1, 0)], CPU)
+    inputs = noised_with_targets(batch, StepContext(), "test")
+    exact = {"visual": inputs.extras[target_of("visual")]}
+    assert velocity_error(exact, inputs).tolist() == [0.0]
+    assert velocity_error({"visual": exact["visual"] + 2.0}, inputs).tolist() == [4.0]

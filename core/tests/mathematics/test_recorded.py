@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drl.api import VISUAL, Context, ContractError, Sample, StepContext, TrustError, successor
-from drl.mathematics.recorded import recorded_pairs
+from drl.mathematics.recorded import recorded_pairs, weight_of
 from drl.testing.builders import make_sample
 from drl_loss_flow_grpo.config import PolicyLossConfig
 from drl_loss_flow_grpo.loss import PolicyLoss
@@ -60,7 +60,9 @@ def test_removed_and_failed_samples_weigh_nothing() -> None:
     removed, failed = windowed(), windowed()
     removed.removed = True
     failed.reward = None
+    assert weight_of(windowed()) == 1.0
     for sample in (removed, failed):
+        assert weight_of(sample) == 0.0
         pairs = recorded_pairs(sample, math.nan, None)
         assert [pair.weight for pair in pairs] == [0.0, 0.0]
         assert all(math.isfinite(value) for pair in pairs for value in pair.values.values())

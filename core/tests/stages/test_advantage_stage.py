@@ -60,6 +60,9 @@ def test_identical_samples_within_a_group_are_counted():
     assert identical_samples(made) == 1
 
 
+NO_TERMS = SimpleNamespace(weights={})
+
+
 class Answers:
     """An estimator that gives what a test wants, whatever it is asked."""
 
@@ -80,7 +83,7 @@ class Answers:
     ],
 )
 def test_an_estimator_must_give_one_finite_value_per_sample(values):
-    run = SimpleNamespace(advantage=Answers(values))
+    run = SimpleNamespace(advantage=Answers(values), rewards=NO_TERMS, functions={})
     with pytest.raises(
         ContractError, match=r"Answers must return one finite value per sample \(\(3,"
     ):
@@ -89,9 +92,41 @@ def test_an_estimator_must_give_one_finite_value_per_sample(values):
 
 def test_sound_advantages_are_passed_on_and_losses_without_rewards_get_none():
     values = torch.tensor([1.0, -1.0])
-    made = estimate(SimpleNamespace(advantage=Answers(values)), rollout({0: [1.0, 2.0]}))
+    run = SimpleNamespace(advantage=Answers(values), rewards=NO_TERMS, functions={})
+    made = estimate(run, rollout({0: [1.0, 2.0]}))
     assert made.values is values
     assert estimate(SimpleNamespace(advantage=None), rollout({0: [1.0]})) is None
+
+
+def test_terms_that_count_travel_with_their_weights_and_names():
+    made = rollout({5: [1.0, None], 2: [3.0]})
+    first, failed, other = made.samples
+    first.scores = {"ocr": Score(value=0.25), "jpeg": Score(value=-2.0), "seen": Score(value=7.0)}
+    failed.scores = {"ocr": Score(value=None, failure="x"), "jpeg": Score(value=4.0)}
+    other.scores = {"jpeg": Score(value=1.0)}
+    grouped = grouped_rewards(made, {"jpeg": -0.5, "seen": 0.0, "ocr": 2.0})
+    assert grouped.names == ("jpeg", "ocr")
+    assert grouped.weights == (-0.5, 2.0)
+    assert grouped.terms.nan_to_num(9.0).tolist() == [[-2.0, 0.25], [4.0, 9.0], [1.0, 9.0]]
+    assert grouped.rewards.nan_to_num(9.0).tolist() == [1.0, 9.0, 3.0]
+    assert grouped_rewards(made).terms is None
+    assert grouped_rewards(made, {"seen": 0.0}).terms is None
+
+
+def test_an_estimator_gets_the_terms_of_the_run():
+    class Keeps(Answers):
+        def advantages(self, rewards):
+            self.seen = rewards
+            return super().advantages(rewards)
+
+    estimator = Keeps(torch.zeros(2))
+    weights = {"ocr": 0.5}
+    run = SimpleNamespace(
+        advantage=estimator, rewards=SimpleNamespace(weights=weights), functions={}
+    )
+    estimate(run, rollout({0: [1.0, 2.0]}))
+    assert estimator.seen.terms.tolist() == [[1.0], [2.0]]
+    assert (estimator.seen.weights, estimator.seen.names) == ((0.5,), ("ocr",))
 
 
 def test_a_removed_sample_still_counts_for_its_group():

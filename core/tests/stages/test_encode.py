@@ -14,9 +14,11 @@ from torch import Generator, Tensor
 
 from drl.errors import DataError
 from drl.interfaces.family import Pipeline
+from drl.media.fit import fitted
 from drl.observe.timing import Phases
-from drl.stages.encode import clean_latents, collect_records, fitted
-from drl.types import ConditionRecord, Context, Media, Prompt, Sampling, Streams
+from drl.stages.encode import clean_latents, collect_records
+from drl.stages.records import Records
+from drl.types import ConditionRecord, Context, Media, Prompt, Sampling, Streams, rejected
 
 
 class Averaging(Pipeline):
@@ -57,21 +59,44 @@ def picture(row: int, *, media: bool = True, epoch: int = 0) -> Prompt:
     )
 
 
+class Listed:
+    """Gives these prompts once, one after the other."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self.prompts = list(prompts)
+        self.place = 0
+
+    def take(self, count: int) -> list[Prompt]:
+        self.place += count
+        return self.prompts[self.place - count : self.place]
+
+    def rows(self) -> None:
+        return None
+
+    def state(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
 def run_of(prompts: Sequence[Prompt], *, batch: int = 2, seed: int = 0, side: int = 4) -> Any:
     """What encoding needs of a run: its source gives these prompts."""
-    queue = list(prompts)
     return SimpleNamespace(
         phases=Phases(),
-        source=SimpleNamespace(take=lambda count: [queue.pop(0) for _ in range(count)]),
+        source=Listed(prompts),
         recipe=SimpleNamespace(
             rollout=SimpleNamespace(batch_size=batch),
             data=SimpleNamespace(source="glyphs"),
             sampling=SimpleNamespace(height=side, width=side),
+            train=SimpleNamespace(num_rollout=10),
         ),
         counters=SimpleNamespace(next_group=5, images_seen=100),
+        first_rollout=0,
         version=3,
         pipeline=Averaging(),
-        encoded={},
+        records=Records(),
+        row={},
         context=Context(seed=seed),
     )
 
@@ -111,8 +136,30 @@ def test_the_noise_of_the_encoder_is_that_of_the_row_whatever_came_before() -> N
 
 
 def test_a_row_without_picture_is_named_with_its_source() -> None:
+    rows = [picture(5), picture(6, media=False)]
     with pytest.raises(DataError, match=r"data\.source = 'glyphs': row 6 has no picture; super"):
-        collect_records(run_of([picture(6, media=False)], batch=1), 0)
+        collect_records(run_of(rows), 0)
+
+
+def test_what_encoding_cost_stands_among_the_figures() -> None:
+    run = run_of([picture(1), picture(2), picture(2, epoch=1), picture(3, epoch=1)])
+    collect_records(run, 0)
+    assert run.row["rollout/sft_cache_miss"] == 2
+    assert (run.row["rollout/sft_epoch"], run.row["rollout/sft_broken_rows"]) == (0, 0)
+    collect_records(run, 1)
+    assert run.row["rollout/sft_cache_miss"] == 1
+    assert run.row["rollout/sft_epoch"] == 1
+    assert 0 < run.row["rollout/sft_encode_seconds"] < 60
+
+
+def test_the_worse_picture_of_a_preference_stands_beside_the_better_one() -> None:
+    better = picture(4)
+    preference = Prompt(row=4, text="b", media=better.media, rejected=picture(8).media)
+    found = clean_latents(run_of([]), preference)
+    assert list(found) == ["visual", rejected("visual")]
+    assert torch.equal(found["visual"], clean_latents(run_of([]), better)["visual"])
+    apart = found[rejected("visual")] - found["visual"]
+    assert torch.allclose(apart, torch.full_like(apart, 0.4), atol=1e-6)  # the noise is the same
 
 
 def test_pictures_are_encoded_at_the_size_of_the_recipe() -> None:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from drl.errors import TrustError
+from drl.errors import BadInput, TrustError
 from drl.stages.evaluate import AFTER, EvaluationSet, evaluate, evaluate_if_due
-from drl.stages.reward import weighted_sum
 from drl.testing import make_prompt, make_sample
 from drl.types import RolloutRequest, Sample, Score, Verdict
 
@@ -28,14 +27,19 @@ def recipe(*, sampler: bool, count: int, interval: int | None = None) -> Any:
             n_samples_per_prompt=count,
             seed=42,
             rollout_sampler=sampler,
+            reward_key=None,
         ),
+        reward=SimpleNamespace(group=False),
+        rollouts_per_epoch=None,
         sampling=SimpleNamespace(
             num_steps=4,
             height=16,
             width=16,
             num_frames=1,
+            fps=None,
             flow_shift=None,
             guidance_scale=1.0,
+            guidance_scale_2=None,
             true_cfg_scale=None,
             negative_prompt=None,
             generator_device="cpu",
@@ -69,7 +73,10 @@ class Engines:
 class Rewards:
     """Scores by prompt row and member; what has row 2 cannot be scored."""
 
-    weights = {"words": 2.0}  # noqa: RUF012
+    wants_groups = False
+
+    def weights_of(self, sample: Sample) -> dict[str, float]:
+        return {"words": 2.0}
 
     async def score(self, samples: list[Sample]) -> list[dict[str, Score]]:
         return [
@@ -86,6 +93,7 @@ def run_of(given: Any, *, engines: Any = None, verdicts: tuple[Verdict, ...] = (
     told: list[Any] = []
     run = SimpleNamespace(
         recipe=given,
+        functions=SimpleNamespace(get=lambda option: None),
         engines=engines or Engines(),
         rewards=Rewards(),
         family=SimpleNamespace(edit_request=lambda request: request),
@@ -98,7 +106,6 @@ def run_of(given: Any, *, engines: Any = None, verdicts: tuple[Verdict, ...] = (
         background=SimpleNamespace(run=asyncio.run),
         schedule=lambda sampling: None,
         is_last=lambda rollout_id: False,
-        reward_of=lambda terms: weighted_sum(terms, Rewards.weights),
         progress=lambda phase, done, total: told.append((phase, done, total)),
         keep_evaluation=lambda report, label: told.append((label, report)),
         hooks=SimpleNamespace(drl_evaluation_finished=lambda run, report: list(verdicts)),
@@ -190,3 +197,76 @@ def test_a_verdict_that_stops_the_run_makes_this_evaluation_the_last(after: bool
     assert labels == (["iteration-2", AFTER] if after else ["iteration-2"])
     reports = [rest[0] for label, *rest in run.told if label in labels]
     assert all(report is reports[0] for report in reports)
+
+
+def test_a_set_may_have_its_own_number_of_samples() -> None:
+    run = run_of(recipe(sampler=False, count=1))
+    run.evaluation_sets = (EvaluationSet(name="few", prompts=PROMPTS[:1], samples_per_prompt=3),)
+    report = evaluate(run, 3, label="x")
+    assert report is not None
+    assert [one.seed for one in report.samples["few"]] == [42, 43, 44]
+
+
+@pytest.mark.parametrize(("group", "sizes"), [(False, [6]), (True, [2, 2, 2])])
+def test_held_out_samples_are_scored_together_or_prompt_by_prompt(
+    group: bool, sizes: list[int]
+) -> None:
+    class Counting(Rewards):
+        sizes: list[int] = []  # noqa: RUF012
+
+        async def score(self, samples: list[Sample]) -> list[dict[str, Score]]:
+            self.sizes.append(len(samples))
+            return await super().score(samples)
+
+    run = run_of(recipe(sampler=False, count=2))
+    run.recipe.reward.group = group
+    run.rewards = Counting()
+    Counting.sizes.clear()
+    report = evaluate(run, 3, label="x")
+    assert report is not None
+    assert Counting.sizes == sizes
+    assert [one.reward for one in report.samples["words"]] == [0.0, 0.5, 2.0, 2.5, None, None]
+
+
+def test_the_evaluation_has_its_own_part_of_the_score() -> None:
+    class Parted(Rewards):
+        async def score(self, samples: list[Sample]) -> list[dict[str, Score]]:
+            parts = {"colour": 0.125, "shape": 0.25}
+            return [{"words": Score(value=1.0, parts=parts)} for _ in samples]
+
+    run = run_of(recipe(sampler=False, count=1))
+    run.rewards = Parted()
+    run.recipe.eval.reward_key = "shape"
+    report = evaluate(run, 3, label="x")
+    assert report is not None
+    assert report.means == {"words": 0.5}  # weight 2
+    run.recipe.eval.reward_key = "size"
+    with pytest.raises(BadInput, match="no part 'size'; its parts: 'colour', 'shape'"):
+        evaluate(run, 3, label="x")
+
+
+def test_samples_of_an_evaluation_may_be_made_by_a_function() -> None:
+    async def again(run: Any, request: Any, sampling: Any, *, evaluation: bool) -> list[Sample]:
+        run.told.append(("evaluation", evaluation))
+        return await run.engines.generate(request)
+
+    run = run_of(recipe(sampler=False, count=1))
+    run.functions.get = {"rollout.custom_generate": again}.get
+    evaluate(run, 3, label="x")
+    assert run.told.count(("evaluation", True)) == 3
+
+
+@pytest.mark.parametrize("suppress", [True, False, None])
+def test_a_function_sees_an_evaluation_first_and_may_leave_it_out_of_the_log(
+    suppress: bool | None,
+) -> None:
+    def log(done: int, run: Any, data: Any, extra: dict[str, float]) -> bool | None:
+        extra["eval/best"] = max(one.reward or 0.0 for one in data["words"])
+        return suppress
+
+    run = run_of(recipe(sampler=False, count=1))
+    run.functions.get = {"rollout.custom_eval_log": log}.get
+    report = evaluate(run, 3, label="x")
+    assert report is not None
+    assert report.metrics == {"eval/best": 2.0}
+    assert report.logged is (suppress is not True)

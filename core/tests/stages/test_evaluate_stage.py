@@ -40,13 +40,16 @@ def recipe(*, sampler: bool = False, count: int = 1, **evaluation: Any) -> Any:
     return SimpleNamespace(
         eval=SimpleNamespace(**(chosen | evaluation)),
         train=SimpleNamespace(num_rollout=10),
+        rollouts_per_epoch=None,
         sampling=SimpleNamespace(
             num_steps=8,
             height=16,
             width=16,
             num_frames=1,
+            fps=None,
             flow_shift=None,
             guidance_scale=1.0,
+            guidance_scale_2=None,
             true_cfg_scale=None,
             negative_prompt=None,
             generator_device="cpu",
@@ -73,6 +76,7 @@ def run_of(given: Any, *, last: int = 9, first: int = 0) -> Any:
 
     return SimpleNamespace(
         recipe=given,
+        functions=SimpleNamespace(get=lambda option: None),
         first_rollout=first,
         ending=None,
         is_last=lambda rollout_id: rollout_id == last,

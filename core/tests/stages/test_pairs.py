@@ -6,20 +6,23 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drl.config.batch import batch_knobs
 from drl.errors import BatchError
+from drl.interfaces.family import Route
 from drl.stages.pairs import (
     BatchPlan,
     batch_plan,
     build_shards,
-    fill,
+    make_shards,
     split_evenly,
     unit_spans,
 )
 from drl.testing import make_pair, make_sample
+from drl.types import Advantages, Group, Rollout, StepContext
 
 
 def units_of(samples: int, steps: int) -> list[list]:
@@ -81,16 +84,51 @@ def test_contradicting_knobs_are_named_by_rule(gbs, steps, rule):
         batch_knobs(64, gbs, steps)
 
 
-def test_batch_plan_reads_the_recipe():
-    recipe = SimpleNamespace(
-        rollout=SimpleNamespace(batch_size=8, n_samples_per_prompt=8),
-        train=SimpleNamespace(
-            global_batch_size=32, num_steps_per_rollout=None, micro_batch_size=16, train_only=False
+def recipe_of(
+    *,
+    batch=1,
+    count=2,
+    ranks=1,
+    steps=1,
+    strategy="all",
+    total=5,
+    share=None,
+    functions=(),
+    **train,
+):
+    knobs = {
+        "global_batch_size": None,
+        "num_steps_per_rollout": None,
+        "micro_batch_size": 1,
+        "micro_batch_size_sample": None,
+        "micro_batch_size_tstep": None,
+        "iter_order": "sample_major",
+        "dp_split_mode": "contiguous",
+        "train_only": False,
+    }
+    chosen = dict.fromkeys(("custom_convert", "custom_expand"))
+    return SimpleNamespace(
+        rollout=SimpleNamespace(
+            batch_size=batch, n_samples_per_prompt=count, **{**chosen, **dict(functions)}
         ),
-        sde=SimpleNamespace(num_steps=3, step_strategy="sde_window"),
-        sampling=SimpleNamespace(num_steps=8),
-        cluster=SimpleNamespace(actor_num_nodes=1, actor_num_gpus_per_node=3),
-        step_share=None,
+        train=SimpleNamespace(**{**knobs, **train}),
+        sde=SimpleNamespace(num_steps=steps, step_strategy=strategy),
+        sampling=SimpleNamespace(num_steps=total),
+        cluster=SimpleNamespace(actor_num_nodes=1, actor_num_gpus_per_node=ranks),
+        step_share=share,
+    )
+
+
+def test_batch_plan_reads_the_recipe():
+    recipe = recipe_of(
+        batch=8,
+        count=8,
+        ranks=3,
+        steps=3,
+        strategy="sde_window",
+        total=8,
+        global_batch_size=32,
+        micro_batch_size=16,
     )
     plan = batch_plan(recipe)
     # 32 samples on 3 ranks: 11 of 3 pairs on the fullest, in micro-batches of 16
@@ -99,20 +137,107 @@ def test_batch_plan_reads_the_recipe():
     assert "3 micro-batches of 16 pairs on each of 3 rank(s), 48 rows of filler" in plan.lines()
 
 
-def test_strategy_all_makes_every_denoising_step_a_pair():
-    recipe = SimpleNamespace(
-        rollout=SimpleNamespace(batch_size=1, n_samples_per_prompt=2),
-        train=SimpleNamespace(
-            global_batch_size=None, num_steps_per_rollout=None, micro_batch_size=1, train_only=False
-        ),
-        sde=SimpleNamespace(num_steps=2, step_strategy="all"),
-        sampling=SimpleNamespace(num_steps=5),
-        cluster=SimpleNamespace(actor_num_nodes=1, actor_num_gpus_per_node=1),
-        step_share=None,
+def test_the_plan_of_tiles_counts_tiles_not_pairs():
+    # 6 samples of 4 steps in tiles of 4 x 3: two stretches of samples times two of steps
+    recipe = recipe_of(
+        batch=2, count=3, total=4, micro_batch_size_sample=4, micro_batch_size_tstep=3
     )
-    assert batch_plan(recipe).pairs_per_sample == 5
-    recipe.step_share = 0.5
-    assert batch_plan(recipe).pairs_per_sample == 2
+    plan = batch_plan(recipe)
+    assert (plan.rows, plan.micro_batches, plan.filler) == (12, 4, 48 - 24)
+    assert any(
+        "4 micro-batches of 12 pairs (4 samples x 3 steps, sample_major)" in x for x in plan.lines()
+    )
+    (shard,) = build_shards(
+        units_of(6, 4), steps=1, micro_batch_size=1, ranks=1, rollout_id=0, tile=plan.tile
+    )
+    assert [len(batch) for batch in shard.windows[0]] == [12] * plan.micro_batches
+    # a tile never reaches beyond what there is
+    whole = batch_plan(
+        recipe_of(batch=2, count=3, total=4, micro_batch_size_sample=99, micro_batch_size_tstep=99)
+    )
+    assert (whole.rows, whole.micro_batches, whole.filler) == (24, 1, 0)
+
+
+def test_the_plan_does_not_guess_the_pairs_of_a_function():
+    (line,) = batch_plan(recipe_of(functions={"custom_expand": "acme:pairs"})).lines()
+    assert line.endswith("in 1 optimizer step(s); rollout.custom_expand makes their pairs")
+    both = {"custom_expand": "acme:pairs", "custom_convert": "acme:convert"}
+    assert "rollout.custom_convert makes" in batch_plan(recipe_of(functions=both)).lines()[0]
+
+
+def test_strategy_all_makes_every_denoising_step_a_pair():
+    assert batch_plan(recipe_of(steps=2)).pairs_per_sample == 5
+    assert batch_plan(recipe_of(steps=2, share=0.5)).pairs_per_sample == 2
+
+
+class Steps:
+    """A loss with a pair per trained step, which says in which window and with which advantage."""
+
+    unit = "sample"
+
+    def expand(self, unit, advantages, context):
+        (sample,) = unit
+        values = {"window": float(context.window), "advantage": (advantages or [0.0])[0]}
+        return [make_pair(id=(sample.index, t), unit=sample.index, values=values) for t in (0, 1)]
+
+
+def run_of(recipe, said):
+    return SimpleNamespace(
+        recipe=recipe,
+        loss=Steps(),
+        family=SimpleNamespace(components=("transformer",), route=lambda timestep: Route()),
+        components={"transformer": None},
+        functions={},
+        ranks=recipe.cluster.actor_num_gpus_per_node,
+        event=said.append,
+        step_context=lambda rollout_id: StepContext(rollout_id=rollout_id),
+    )
+
+
+def rollout_of(count):
+    samples = [make_sample(index=n, group_index=n) for n in range(count)]
+    groups = [Group(group_index=s.group_index, prompt=s.prompt, samples=[s]) for s in samples]
+    return Rollout(rollout_id=4, version=0, groups=groups)
+
+
+def test_losses_expand_within_the_window_that_trains_the_pairs():
+    said = []
+    run = run_of(recipe_of(batch=2, count=2, num_steps_per_rollout=2), said)
+    advantages = Advantages(values=torch.tensor([0.5, 1.5, 2.5, 3.5]))
+    (shard,) = make_shards(run, rollout_of(4), advantages)
+    for window, batches in enumerate(shard.windows):
+        for pair in (pair for batch in batches for pair in batch):
+            assert pair.values["window"] == window
+            assert pair.values["advantage"] == pair.id[0] + 0.5
+    assert shard.rollout_id == 4
+    assert not said
+
+
+def test_a_rollout_of_another_size_keeps_the_number_of_steps_and_says_so():
+    said = []
+    recipe = recipe_of(batch=2, count=2, num_steps_per_rollout=2, micro_batch_size=4)
+    (shard,) = make_shards(run_of(recipe, said), rollout_of(3), None)
+    assert shard.window_weights == [4.0, 2.0]
+    assert said == [
+        "the rollout has 3 samples instead of 4: the 2 optimizer steps share them evenly"
+    ]
+
+
+def test_units_of_a_function_are_shared_out_as_those_of_the_loss():
+    run = run_of(recipe_of(batch=2, count=2, ranks=2, dp_split_mode="stride"), [])
+    run.functions = {"rollout.custom_convert": lambda run, samples: units_of(5, 1)}
+    shards = make_shards(run, rollout_of(4), None)
+    assert [[p.id[0] for b in s.windows[0] for p in b if p.weight] for s in shards] == [
+        [0, 2, 4],
+        [1, 3],
+    ]
+
+
+def test_a_rollout_without_pairs_is_refused():
+    run = run_of(recipe_of(), [])
+    run.functions = {"rollout.custom_expand": lambda run, samples, advantages, rewards: [[], []]}
+    with pytest.raises(BatchError, match="produced no pairs"):
+        make_shards(run, rollout_of(2), None)
 
 
 def test_more_trained_steps_do_not_mean_more_optimizer_steps():
@@ -169,13 +294,6 @@ def test_removed_samples_leave_the_divisor():
     assert shard.window_weights == [6.0]
 
 
-def test_filler_repeats_a_row_with_weight_0():
-    pairs = [make_pair(id=(n,)) for n in range(3)]
-    batches = fill(pairs, pairs[0], 2, 2)
-    assert [[p.id for p in batch] for batch in batches] == [[(0,), (1,)], [(2,), (2,)]]
-    assert [p.weight for p in batches[1]] == [1.0, 0.0]
-
-
 def test_split_evenly_differs_by_at_most_one():
     assert [list(part) for part in split_evenly(range(7), 3)] == [[0, 1, 2], [3, 4], [5, 6]]
     assert [list(part) for part in split_evenly([1], 3)] == [[1], [], []]
@@ -185,14 +303,3 @@ def test_units_are_samples_or_whole_groups():
     samples = [make_sample(index=n, group_index=g) for n, g in enumerate([0, 0, 0, 1, 2, 2])]
     assert unit_spans("sample", samples) == [(n, n + 1) for n in range(6)]
     assert unit_spans("group", samples) == [(0, 3), (3, 4), (4, 6)]
-
-
-def test_ranks_that_need_different_components_at_once_are_refused():
-    units = units_of(4, 1)
-    late = [[replace(pair, component="transformer_2") for pair in unit] for unit in units[2:]]
-    mixed = [*units[:2], *late]
-    build_shards(mixed, steps=2, micro_batch_size=1, ranks=2, rollout_id=0)
-    with pytest.raises(
-        BatchError, match=r"B13: in micro-batch 0 of optimizer step 0 .*transformer_2"
-    ):
-        build_shards(mixed, steps=1, micro_batch_size=2, ranks=2, rollout_id=0)

@@ -15,6 +15,7 @@ from drl.stages.rollout import (
     training_sampling,
 )
 from drl.testing import make_prompt
+from drl.trainers import guidance_by_option
 from drl.types import Context, Sampling
 
 
@@ -38,14 +39,17 @@ def recipe(**rollout):
             height=16,
             width=48,
             num_frames=1,
+            fps=None,
             flow_shift=None,
             guidance_scale=1.0,
+            guidance_scale_2=None,
             true_cfg_scale=None,
             negative_prompt=None,
             generator_device="cpu",
         ),
         sde=SimpleNamespace(type="cps", noise_level=0.7, log_prob_no_const=True, num_steps=3),
         eval=SimpleNamespace(num_steps=None),
+        debug=SimpleNamespace(engine_debug=False),
     )
 
 
@@ -187,3 +191,40 @@ def test_a_sound_choice_is_passed_on_as_it_is(chosen, kept):
 def test_without_a_strategy_the_first_steps_and_the_latents_around_them_are_it(count, steps, kept):
     request = StepRequest(num_steps=4, seed=0, group_index=0, rollout_id=0)
     assert choose_steps(None, request, count) == StepChoice(sde=steps, kept=kept)
+
+
+def test_options_of_videos_and_of_two_experts_reach_the_engine():
+    given = recipe()
+    given.sampling.fps, given.sampling.guidance_scale_2 = 16.0, 3.0
+    for sampling in (training_sampling(given), evaluation_sampling(given)):
+        assert (sampling.fps, sampling.guidance_scale_2) == (16.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "true", "guided"),
+    [
+        (1.0, None, None, False),
+        (1.0, 1.0, None, False),
+        (1.0, 3.0, None, True),
+        (4.0, 1.0, None, True),
+        (4.0, 3.0, 1.0, False),
+    ],
+)
+def test_guidance_is_on_when_one_of_the_experts_is_guided(first, second, true, guided):
+    sampling = Sampling(
+        num_steps=4,
+        height=16,
+        width=16,
+        guidance_scale=first,
+        guidance_scale_2=second,
+        true_cfg_scale=true,
+    )
+    assert sampling.guided is guided
+
+
+def test_the_trainer_has_one_guidance_per_option_that_is_set():
+    given = recipe().sampling
+    assert set(guidance_by_option(given, joint=False)) == {"guidance_scale"}
+    given.guidance_scale_2 = 3.0
+    found = guidance_by_option(given, joint=True)
+    assert (found["guidance_scale_2"].scale, found["guidance_scale_2"].joint) == (3.0, True)

@@ -57,7 +57,7 @@ class FakeSaver:
         return outcome
 
 
-def made_run(tmp_path, **options):
+def made_run(tmp_path, *, rollouts_per_epoch=None, **options):
     values = {
         "save_interval": None,
         "every_minutes": 0.0,
@@ -69,7 +69,9 @@ def made_run(tmp_path, **options):
     } | options
     events, saved_hooks = [], []
     return SimpleNamespace(
-        recipe=SimpleNamespace(checkpoint=SimpleNamespace(**values)),
+        recipe=SimpleNamespace(
+            checkpoint=SimpleNamespace(**values), rollouts_per_epoch=rollouts_per_epoch
+        ),
         checkpoints=tmp_path / "checkpoints",
         phases=Phases(),
         saver=FakeSaver(),
@@ -105,6 +107,13 @@ def test_saves_by_count(tmp_path, saves, interval, expected):
     for rollout_id in range(6):
         save_if_due(run, rollout_id)
     assert saves == expected
+
+
+def test_saves_by_count_and_at_the_end_of_each_epoch(tmp_path, saves):
+    run = made_run(tmp_path, save_interval=4, rollouts_per_epoch=3)
+    for rollout_id in range(9):
+        save_if_due(run, rollout_id)
+    assert saves == [2, 3, 5, 7, 8]
 
 
 def test_saves_by_time(tmp_path, saves):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from drl.errors import ContractError
 from drl.stages.step import Totals, clip_gradients, mean_of
 from drl.types import LossOutput, Metric
 
@@ -29,6 +30,16 @@ def test_maxima_and_metrics_without_rows():
         metrics = {"worst": metric(value, 0, "max"), "nothing": metric(0, 0)}
         totals.add(LossOutput(loss=torch.zeros(()), metrics=metrics))
     assert totals.reduced("") == {"worst": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("mean", "max"), ("max", "mean"), ("mean", "sum"), ("max", "last")]
+)
+def test_a_metric_that_is_reduced_in_two_ways_is_refused(first, then):
+    totals = Totals()
+    totals.add(LossOutput(loss=torch.zeros(()), metrics={"worst": metric(1.0, 1, first)}))
+    with pytest.raises(ContractError, match=f"metric 'worst' is reduced by '{then}'"):
+        totals.add(LossOutput(loss=torch.zeros(()), metrics={"worst": metric(2.0, 1, then)}))
 
 
 def parameters(*gradients):

@@ -101,7 +101,7 @@ def parity_run(by_step):
     said: list[str] = []
     made = run()
     made.parity = None
-    made.loss = SimpleNamespace(needs={Need.ROLLOUT, Need.TRANSITION})
+    made.loss = SimpleNamespace(needs={Need.ROLLOUT, Need.TRANSITION, Need.OLD_LOG_PROB})
     made.event = said.append
     made.trainer = SimpleNamespace(replay=lambda shards: ParityReport(by_step=by_step, rows=4))
     return made, said

@@ -112,6 +112,14 @@ class Undefined(Centred):
         )
 
 
+class Counting(Centred):
+    """Grows with the number of terms, also when there is one."""
+
+    def advantages(self, rewards: GroupedRewards) -> Advantages:
+        found = super().advantages(rewards)
+        return Advantages(values=found.values * (1 + len(rewards.names)))
+
+
 CASES: list[tuple[type[Centred], str, str]] = [
     (Reshaping, "test_matches_the_table_worked_by_hand", "assert [-"),
     (Reshaping, "test_the_order_of_samples_and_the_numbers_of_groups_do_not_matter", "allclose"),
@@ -120,6 +128,7 @@ CASES: list[tuple[type[Centred], str, str]] = [
     (DividingByNoise, "test_equal_rewards_give_zeros", "[0.0] * 7"),
     (Alone, "test_one_valid_sample_and_none_give_zeros", "2.0"),
     (Relative, "test_a_constant_shift_changes_nothing", "shifted"),
+    (Counting, "test_a_reward_of_one_term_is_that_term", "allclose"),
     (Upside, "test_better_samples_get_more", "low < middle < high"),
     (Wide, "test_results_are_float32_and_figures_finite", "torch.float64 == torch.float32"),
     (Unnamed, "test_results_are_float32_and_figures_finite", '"/" in name'),

@@ -1,4 +1,4 @@
-"""Options of the advantage estimator in core."""
+"""Options of the advantage estimators in core."""
 
 from __future__ import annotations
 
@@ -21,4 +21,18 @@ class GrpoOptions(Options):
         1e-6,
         ge=0,
         description="A std up to this share of the largest reward is rounding noise: advantage 0.",
+    )
+
+
+class GdpoOptions(Options):
+    """How reward terms are normalised, each within its group, before they are summed."""
+
+    batch_normalization: bool = Field(
+        True,
+        description="Divide the sum by its std over the rollout, so that more terms are not larger steps.",
+    )
+    std_floor: float = Field(
+        1e-6,
+        ge=0,
+        description="A term's std up to this share of its largest score is rounding noise: it adds 0.",
     )

@@ -1,4 +1,4 @@
-"""The data sources that ship with core: ``jsonl`` and ``image_folder``."""
+"""The data sources that ship with core: ``jsonl``, ``image_folder`` and ``blank``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DRL_API = (1, 0)
 
 @hookimpl
 def drl_register_data_sources() -> Sequence[Component]:
-    """Offer both."""
+    """Offer them."""
     return [
         Component(
             "jsonl",
@@ -24,5 +24,10 @@ def drl_register_data_sources() -> Sequence[Component]:
             "drl.builtin.data_image_folder:ImageFolderSource",
             summary="Pictures of a folder with their captions, for supervised training.",
             config="drl.builtin.config_data:ImageFolderOptions",
+        ),
+        Component(
+            "blank",
+            "drl.builtin.data_blank:BlankSource",
+            summary="Prompts without text, for a rollout.function that finds its own data.",
         ),
     ]

@@ -13,6 +13,7 @@ from rapidfuzz import process
 
 from drl.components import EMPTY
 from drl.errors import DataError
+from drl.types import MediaFile
 
 SHOWN = 10
 """How many lines at fault a message lists; the rest is counted."""
@@ -29,10 +30,11 @@ class Row:
 
 @dataclass(slots=True)
 class PromptFile:
-    """What a file holds: usable rows in file order, and the line numbers of rows without text."""
+    """What a file holds: usable rows in file order, line numbers of rows without text, what is broken where."""
 
     rows: list[Row] = field(default_factory=list)
     empty: list[int] = field(default_factory=list)
+    broken: dict[int, str] = field(default_factory=dict)
 
 
 def digest(rows: Sequence[Row]) -> str:
@@ -45,27 +47,28 @@ class BrokenRow(ValueError):
     """Why one row cannot be used."""
 
 
-def read_prompts(path: Path, *, input_key: str, metadata_key: str) -> PromptFile:
+def read_prompts(
+    path: Path, *, input_key: str, metadata_key: str, skip_broken: bool = False
+) -> PromptFile:
     """Read a file of one JSON object per line; blank lines are nothing, empty texts are noted.
 
-    Raises DataError for another extension, a missing file, broken rows (all their line numbers are
-    known, the first ten are shown) and a file without a usable row.
+    Raises DataError for another extension, a missing file, a file without a usable row and, unless
+    ``skip_broken``, broken rows (all their line numbers are known, the first ten are shown).
     """
     _check_path(path)
     found = PromptFile()
-    broken: dict[int, str] = {}
     for number, line in _lines(path):
         try:
             row = parse_row(number, line, input_key=input_key, metadata_key=metadata_key)
         except BrokenRow as error:
-            broken[number] = str(error)
+            found.broken[number] = str(error)
             continue
         if row.text.strip():
             found.rows.append(row)
         else:
             found.empty.append(number)
-    if broken:
-        raise DataError(_broken_text(path, broken))
+    if found.broken and not (skip_broken and found.rows):
+        raise DataError(broken_text(path, found.broken))
     if not found.rows:
         why = f"all {len(found.empty)} rows have an empty text" if found.empty else "it is empty"
         raise DataError(f"data.prompt_data: {path} has no prompt: {why}; give one row per prompt")
@@ -97,6 +100,16 @@ def parse_row(number: int, line: bytes, *, input_key: str, metadata_key: str) ->
     return Row(number, text, metadata)
 
 
+def media_of(metadata: Mapping[str, Any], root: Path) -> MediaFile | None:
+    """Return the image or video that a row names, relative to ``root``; None unless it is exactly one."""
+    named = [
+        MediaFile(root=root, name=metadata[kind], kind=kind)
+        for kind in ("image", "video")
+        if isinstance(metadata.get(kind), str) and metadata[kind]
+    ]
+    return named[0] if len(named) == 1 else None
+
+
 def _check_path(path: Path) -> None:
     if path.suffix != ".jsonl":
         raise DataError(
@@ -125,7 +138,8 @@ def _missing_text(input_key: str, record: Mapping[str, Any]) -> str:
     )
 
 
-def _broken_text(path: Path, broken: Mapping[int, str]) -> str:
+def broken_text(path: Path, broken: Mapping[int, str]) -> str:
+    """Return how many rows are broken, and why the first ones are."""
     count = len(broken)
     shown = list(broken.items())[:SHOWN]
     head = f"data.prompt_data: {path} has {count} broken row{'s' if count != 1 else ''}"

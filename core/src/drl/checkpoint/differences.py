@@ -6,7 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MAY_CHANGE = ("run.", "logging.", "checkpoint.", "eval.", "train.num_rollout", "cluster.")
+MAY_CHANGE = (
+    "run.",
+    "logging.",
+    "checkpoint.",
+    "eval.",
+    "train.num_rollout",
+    "train.num_epoch",
+    "train.start_rollout_id",
+    "cluster.",
+    "rollout.server_concurrency",
+    "debug.save_",
+    "debug.dump_details",
+    "debug.engine_debug",
+    "debug.ci.",
+)
 """Options that a resumed run may have changed: they do not change what an iteration computes."""
 
 CHANGES, HARMLESS = "changes what an iteration computes", "does not change an iteration"

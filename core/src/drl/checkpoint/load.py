@@ -100,6 +100,8 @@ def check_loadable(folder: Path, recipe: Any) -> None:
     """Raise CheckpointError when a checkpoint cannot start this recipe's run; needs no weights."""
     check_base(folder, base_model(recipe.model.checkpoint, recipe.model.components))
     number = number_of(folder)
+    if recipe.train.num_rollout == 0 or recipe.train.start_rollout_id is not None:
+        return  # nothing is trained, or the recipe says where the run starts
     if number is not None and number >= recipe.train.num_rollout:
         raise CheckpointError(
             f"{folder} is the state after {number} iterations, and train.num_rollout = "

@@ -41,12 +41,18 @@ class InlineClient(EngineClient):
 
 
 class InlineEngines:
-    """One embedded engine. It lives and dies with this process, so nothing is ever recovered."""
+    """One embedded engine. It lives and dies with this process, so nothing is ever recovered.
 
-    def __init__(self, name: str, engine: Engine, background: Background) -> None:
+    ``concurrency``: requests in flight at most; those beyond it wait here, first come, first served.
+    """
+
+    def __init__(
+        self, name: str, engine: Engine, background: Background, concurrency: int = 512
+    ) -> None:
         self.name = name
         self.engine = engine
         self.background = background
+        self.slots = asyncio.Semaphore(concurrency)
         self.handle: EngineHandle | None = None
 
     def start(self, launch: Launch) -> None:
@@ -62,8 +68,9 @@ class InlineEngines:
         )
 
     async def generate(self, request: RolloutRequest) -> list[Sample]:
-        """Make one microgroup."""
-        return await self.engine.generate(request)
+        """Make one microgroup, as soon as one of the engine's slots is free."""
+        async with self.slots:
+            return await self.engine.generate(request)
 
     async def recover(self) -> Sequence[EngineHandle]:
         """Return no new engines."""

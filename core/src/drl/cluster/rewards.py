@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from drl.errors import ContractError, RewardError
+from drl.errors import BadInput, ContractError, DataError, RewardError
+from drl.stages.reward import CUSTOM
 from drl.stages.together import together
 from drl.types import Context, Media, Prompt, Sample, Score
 
@@ -111,36 +112,60 @@ class Term:
 
 
 class InlineRewards:
-    """All reward terms of a run."""
+    """All reward terms of a run.
 
-    def __init__(self, terms: Sequence[Term]) -> None:
+    ``routes``: terms that score only the samples whose ``metadata.rm_type`` is their name, with weight 1;
+    nothing else scores those samples.
+    """
+
+    def __init__(self, terms: Sequence[Term], routes: Sequence[Term] = ()) -> None:
         self.terms = tuple(terms)
+        self.routes = tuple(routes)
+        self.by_name = {term.name: term for term in (*self.routes, *self.terms)}
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weight of each term."""
-        return {term.name: term.weight for term in self.terms}
+        """Weight of each term, also of those that only some rows ask for."""
+        return {term.name: term.weight for term in (*self.terms, *self.routes)}
+
+    def weights_of(self, sample: Sample) -> dict[str, float]:
+        """Return the weights of the terms that score a sample."""
+        name = row_type(sample.prompt)
+        return {term.name: term.weight for term in self.terms} if name is None else {name: 1.0}
 
     @property
     def wants_groups(self) -> bool:
         """True when a term must see whole groups."""
-        return any(term.reward.wants_groups for term in self.terms)
+        return any(term.reward.wants_groups for term in self.by_name.values())
 
     async def start(self) -> None:
         """Start every term."""
-        await together(term.start() for term in self.terms)
+        await together(term.start() for term in self.by_name.values())
 
     async def score(self, samples: Sequence[Sample]) -> list[dict[str, Score]]:
-        """Return the scores of every term, per sample, in order."""
-        columns = await together(term.score(samples) for term in self.terms)
-        return [
-            {term.name: column[place] for term, column in zip(self.terms, columns, strict=True)}
-            for place in range(len(samples))
-        ]
+        """Return the scores of the terms of each sample, in order.
+
+        Raises BadInput for a row that asks for a reward which the run does not have.
+        """
+        places: dict[str, list[int]] = {}
+        for place, sample in enumerate(samples):
+            for name in self.weights_of(sample):
+                if name not in self.by_name:
+                    raise BadInput(unknown_type(sample.prompt, name, sorted(self.by_name)))
+                places.setdefault(name, []).append(place)
+        columns = await together(
+            self.by_name[name].score([samples[place] for place in of])
+            for name, of in places.items()
+        )
+        rows: list[dict[str, Score]] = [{} for _ in samples]
+        for (name, of), column in zip(places.items(), columns, strict=True):
+            for place, score in zip(of, column, strict=True):
+                rows[place][name] = score
+        return rows
 
     async def check_golden(self) -> None:
         """Raise RewardError when a reward's own good sample does not score above its bad one."""
-        for term in self.terms:
+        for term in self.by_name.values():
             golden = term.reward.golden()
             if golden is None:
                 continue
@@ -157,8 +182,42 @@ class InlineRewards:
 
     async def close(self) -> None:
         """Close every term; a second call is harmless."""
-        for term in self.terms:
+        for term in self.by_name.values():
             await term.close()
+
+
+class FunctionRewards(InlineRewards):
+    """Stands where ``reward.custom`` scores: a function of the driver, with nothing to start."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The one score of the function."""
+        return {CUSTOM: 1.0}
+
+    def weights_of(self, sample: Sample) -> dict[str, float]:
+        """Return the same for every sample: the function may look at ``metadata.rm_type`` itself."""
+        return self.weights
+
+
+def row_type(prompt: Prompt) -> str | None:
+    """Return ``metadata.rm_type``, the reward that a row asks for; DataError when it is no name."""
+    found = prompt.metadata.get("rm_type")
+    if found is None or (isinstance(found, str) and found):
+        return found
+    raise DataError(
+        f"prompt row {prompt.row}: metadata.rm_type must be the name of a reward, got {found!r}"
+    )
+
+
+def unknown_type(prompt: Prompt, name: str, have: Sequence[str]) -> str:
+    """Say that a row asks for a reward that is not there."""
+    return (
+        f"prompt row {prompt.row}: metadata.rm_type asks for the reward {name!r}; there is "
+        f"{', '.join(map(repr, have)) or 'none'}"
+    )
 
 
 def end_workers(executor: ProcessPoolExecutor) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from drl.config.adapter_file import adapter_directories, options_of_adapter
@@ -23,6 +24,9 @@ def fact(draft: Draft, kind: str, path: str, name: str, default: Any) -> Any:
 
 def needs(draft: Draft, need: str) -> bool:
     """True when the loss needs something; NotKnown when the loss itself is not known."""
+    option = fact(draft, "loss", "algorithm.loss", "needs_option", None)
+    if option is not None:
+        return need in draft.get(option)
     return need in fact(draft, "loss", "algorithm.loss", "needs", ())
 
 
@@ -37,6 +41,7 @@ def resolve_automatic(draft: Draft) -> None:
             continue
         if value is not None and value != draft.get_or_none(path):
             draft.put(path, value, AUTO)
+    draft.run(_resolve_replay)
     draft.run(_resolve_batch)
     draft.run(_resolve_adapter)
 
@@ -63,14 +68,22 @@ def _parity_limit(draft: Draft) -> float:
 
 
 def _reference(draft: Draft) -> str:
-    if draft.get("algorithm.kl_beta") > 0:
+    if draft.get("algorithm.kl_beta") > 0 and needs(draft, "rollout"):
         return "lora_base"
-    return "ema" if needs(draft, "old_prediction") and draft.get("ema.enabled") else "none"
+    if needs(draft, "reference") and draft.get("lora.enabled"):
+        return "lora_base"
+    average = needs(draft, "old_prediction") or needs(draft, "reference")
+    return "ema" if average and draft.get("ema.enabled") else "none"
 
 
 def _without_constants(draft: Draft) -> bool | None:
     only = fact(draft, "sde_backend", "sde.type", "log_prob_no_const", False)
     return True if only else None
+
+
+def _dumped(draft: Draft, folder: str, name: str) -> Path | None:
+    root = draft.get("debug.dump_details")
+    return None if root is None else root / folder / f"{name}.safetensors"
 
 
 _AUTOMATIC: dict[str, Callable[[Draft], Any]] = {
@@ -82,8 +95,11 @@ _AUTOMATIC: dict[str, Callable[[Draft], Any]] = {
     "rollout.seed": lambda draft: draft.get("train.seed"),
     "eval.num_steps": lambda draft: draft.get("sampling.num_steps"),
     "eval.input_key": lambda draft: draft.get("data.input_key"),
+    "eval.reward_key": lambda draft: draft.get("reward.key"),
     "algorithm.ref_mode": _reference,
     "sde.log_prob_no_const": _without_constants,
+    "debug.save_rollout_data": lambda draft: _dumped(draft, "rollout_data", "{rollout_id}"),
+    "debug.save_train_data": lambda draft: _dumped(draft, "train_data", "{rollout_id}_{rank}"),
     "lora.rank": lambda draft: draft.get("lora.r"),
     "lora.alpha": lambda draft: draft.get("lora.lora_alpha"),
     "lora.target_modules": lambda draft: draft.get("lora.lora_modules"),
@@ -99,6 +115,13 @@ def _resolve_adapter(draft: Draft) -> None:
     for key, value in options_of_adapter(first).items():
         if not draft.given(f"lora.{key}"):
             draft.put(f"lora.{key}", value, AUTO)
+
+
+def _resolve_replay(draft: Draft) -> None:
+    """A replay runs without engines by itself; ``train_only`` is left for losses without rollouts."""
+    replayed = draft.get("debug.load_rollout_data") is not None
+    if replayed and draft.get("train.train_only") and needs(draft, "rollout"):
+        draft.put("train.train_only", False, AUTO)
 
 
 def _resolve_batch(draft: Draft) -> None:

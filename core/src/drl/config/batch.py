@@ -28,3 +28,8 @@ def batch_knobs(samples: int, per_step: int | None, steps: int | None) -> tuple[
         return per_step, samples // per_step
     chosen = 1 if steps is None else steps
     return samples // chosen, chosen
+
+
+def kept_groups(groups: int, share: float | None) -> int:
+    """Return how many of some groups a share of them is, rounded down; all of them without a share."""
+    return groups if share is None else int(groups * share)

@@ -15,21 +15,38 @@ from drl.types import CheckpointFacts, Claim
 
 def place_checkpoint(draft: Draft) -> None:
     """Make a checkpoint that is a folder absolute; refuse a path where there is none."""
-    given = draft.get("model.checkpoint")
-    owner = draft.tree.owner("model.checkpoint")
-    if owner is None:
+    _place(draft, "model.checkpoint")
+
+
+def place_encoders(draft: Draft) -> None:
+    """Do the same with the checkpoint of the encoders, where there is one."""
+    _place(draft, "data.sft_encoder_checkpoint")
+
+
+def _place(draft: Draft, key: str) -> None:
+    given, owner = draft.get(key), draft.tree.owner(key)
+    if owner is None or given is None:
         return
     # os.path.expanduser leaves "~stranger" alone, Path.expanduser raises.
     folder = owner.base / os.path.expanduser(given)
     if is_folder(folder):
-        draft.put("model.checkpoint", str(folder), owner.origin)
+        draft.put(key, str(folder), owner.origin)
     elif given.startswith((".", "/", "~")) or "/" not in given:
-        draft.error("model.checkpoint", f"there is no folder {folder}; a hub id reads owner/name")
+        draft.error(key, f"there is no folder {folder}; a hub id reads owner/name")
 
 
 def claim_family(draft: Draft) -> None:
-    """Set ``model.family`` from the claims of the installed plugins, unless it is given."""
-    if draft.get("model.family") is not None:
+    """Set ``model.family`` from the claims of the installed plugins, unless the recipe names a family."""
+    family, by_path = draft.get("model.family"), draft.get("model.pipeline_config")
+    if by_path is not None and family not in (None, by_path):
+        draft.error(
+            "model.pipeline_config",
+            f"and model.family = {family!r} are both given; keep one of them",
+        )
+    elif by_path is not None:
+        draft.put("model.family", by_path, AUTO)
+        return
+    if family is not None:
         return
     checkpoint = draft.get("model.checkpoint")
     facts = CheckpointFacts(reference=checkpoint, model_index=_model_index(draft, checkpoint))

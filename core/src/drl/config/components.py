@@ -9,14 +9,21 @@ from typing import Any
 from drl.config.draft import Draft, NotKnown
 from drl.config.flags import RELEASE, coming_component
 from drl.config.secrets import PREFIX
+from drl.config.signatures import from_source, mismatch
 from drl.config.structure import kinds_of, report_stray_table, unknown_option, without_path
 from drl.config.validation import checked, secret_keys
+from drl.dotted import is_dotted, table_name
 from drl.errors import BrokenPlugin, ComponentConflict, ContractError, UnknownComponent
-from drl.kinds import BY_NAME
+from drl.kinds import BY_NAME, FUNCTION, SLOTS, Kind
 from drl.options import Options
 
 ROLLOUT_KINDS = frozenset({"engine", "sde_backend", "advantage", "updater"})
 """Kinds whose default pick a supervised run does not need."""
+
+_OTHERWISE = frozenset({"reward", "logger", FUNCTION})
+"""Kinds of which a recipe may pick several."""
+
+LATER = "is checked when the run starts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +38,25 @@ class Pick:
 
 def picks(draft: Draft) -> Iterator[Pick]:
     """Yield what the recipe picks, without the picks that are themselves wrong."""
-    single = [kind for kind in BY_NAME.values() if kind.name not in {"reward", "logger"}]
+    single = [kind for kind in BY_NAME.values() if kind.name not in _OTHERWISE]
     for kind in single:
         name = _value(draft, kind.option)
         if name is not None and (kind.name, name) != ("updater", "auto"):
-            yield Pick(kind.name, name, kind.option, name)
+            yield Pick(kind.name, name, _chosen_by(draft, kind), name)
+    if (backend := _value(draft, "sde.backend")) not in (None, _value(draft, "sde.type")):
+        yield Pick("sde_backend", backend, "sde.backend", backend)
     for name in _value(draft, "logging.loggers") or ():
         yield Pick("logger", name, "logging.loggers", name)
     if (only := _value(draft, "reward.type")) is not None:
-        yield Pick("reward", only, "reward.type", only)
+        yield Pick("reward", only, "reward.type", table_name(only))
     for term in _value(draft, "reward.terms") or ():
         yield Pick("reward", term.component, "reward.terms", term.name)
+
+
+def _chosen_by(draft: Draft, kind: Kind) -> str:
+    """Return the option that picks a component; a family has two."""
+    by_path = "model.pipeline_config"
+    return by_path if kind.name == "family" and draft.given(by_path) else kind.option
 
 
 def _value(draft: Draft, path: str) -> Any:
@@ -58,7 +73,31 @@ def find_components(draft: Draft) -> None:
     for pick in chosen:
         optional = supervised and pick.kind in ROLLOUT_KINDS and not draft.given(pick.path)
         _find(draft, pick, optional=optional)
+    for slot in SLOTS:
+        if (name := _value(draft, slot.option)) is not None:
+            _find_function(draft, slot.option, name)
     _check_tables(draft, chosen)
+
+
+def _find_function(draft: Draft, option: str, name: str) -> None:
+    """Find the function of a slot, and compare it with the slot as far as its source tells."""
+    try:
+        entry = draft.catalog.find(FUNCTION, name, option)
+    except (UnknownComponent, BrokenPlugin, ComponentConflict) as error:
+        draft.error(option, without_path(str(error), option))
+        return
+    try:
+        found = draft.catalog.definition(entry.component.target)
+    except UnknownComponent as error:  # of a registered one: its plugin is to blame
+        draft.error(option, f"{name!r} of {entry.owner} is broken: {error}")
+        return
+    draft.entries[FUNCTION, option] = entry
+    if found.function is None:
+        draft.warn(option, f"{entry.component.target} {LATER}: {found.why}")
+        return
+    reason = mismatch(option, entry.component.target, from_source(found.function))
+    if reason is not None:
+        draft.error(option, reason)
 
 
 def _find(draft: Draft, pick: Pick, *, optional: bool) -> None:
@@ -69,8 +108,24 @@ def _find(draft: Draft, pick: Pick, *, optional: bool) -> None:
             draft.error(pick.path, f"{without_path(str(error), pick.path)}{_coming(pick)}")
         return
     draft.entries[pick.kind, pick.name] = entry
+    if is_dotted(pick.name):
+        _check_dotted(draft, pick)
     section = BY_NAME[pick.kind].section
     _check_options(draft, pick.kind, pick.name, f"{section}.{pick.table}")
+
+
+def _check_dotted(draft: Draft, pick: Pick) -> None:
+    """Say what cannot be known of a class before it is imported."""
+    found = draft.catalog.definition(pick.name)
+    facts = draft.entries[pick.kind, pick.name].component.facts
+    if pick.kind == "loss" and "needs" not in facts:
+        draft.error(
+            pick.path,
+            f"{pick.name} does not say what it needs where it can be read without importing it: "
+            "write  needs = frozenset({Need.ROLLOUT, ...})  in the body of the class",
+        )
+    elif found.kind == "unclear":
+        draft.warn(pick.path, f"{pick.name} {LATER}: {found.why}")
 
 
 def _coming(pick: Pick) -> str:
@@ -152,7 +207,7 @@ def _check_tables(draft: Draft, chosen: list[Pick]) -> None:
 def _pick_of(draft: Draft, kind: str) -> str:
     option = BY_NAME[kind].option
     if kind == "reward":
-        return "no reward term has this name"
+        return "no reward term has this name; it counts where rows ask for it (metadata.rm_type)"
     value = _value(draft, option)
     if value is None:
         return f"{option} is not set"

@@ -82,7 +82,8 @@ class Draft:
 
     def origin(self, path: str) -> str:
         """Return where the value of an option came from."""
-        owner = self.tree.owners.get(path)
+        tables = (o for known, o in self.tree.owners.items() if known.startswith(f"{path}."))
+        owner = self.tree.owners.get(path) or next(tables, None)
         return self.origins.get(path) or (owner.origin if owner is not None else DEFAULT)
 
     def get(self, path: str) -> Any:

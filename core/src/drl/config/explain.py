@@ -11,7 +11,8 @@ from drl.config.flags import CORE, Known, known_keys, moved_keys, moved_text, no
 from drl.config.messages import did_you_mean
 from drl.config.sections import SECTIONS
 from drl.errors import BadInput
-from drl.kinds import KINDS
+from drl.kinds import FUNCTION, KINDS
+from drl.options import Options
 
 if TYPE_CHECKING:
     from drl.catalog import Catalog, Entry
@@ -32,10 +33,24 @@ def explain(path: str, catalog: Catalog) -> str:
             return _section(section, catalog)
         if not key and name in SECTIONS[section].model_fields:
             return _one(path, CORE, described(SECTIONS[section]), name)
+        if (table := own_tables(section).get(name)) is not None:
+            if key in table.model_fields:
+                return _one(path, CORE, described(table), key)
+            raise BadInput(_unknown(path, list(table.model_fields), key))
         for entry in _components(section, catalog):
             if entry.component.name == name:
                 return _component(section, entry, catalog, key)
     return _not_here(path, catalog)
+
+
+def own_tables(section: str) -> dict[str, type[Options]]:
+    """Return core's own tables inside a section, by key."""
+    fields = SECTIONS[section].model_fields
+    return {
+        key: field.annotation
+        for key, field in fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Options)
+    }
 
 
 def _doc(section: str) -> str:
@@ -57,6 +72,12 @@ def _section(section: str, catalog: Catalog) -> str:
             lines += [
                 f"    {entry.component.name}  {entry.component.summary}  ({entry.distribution})"
                 for entry in catalog.entries(kind.name)
+            ]
+    for entry in catalog.entries(FUNCTION):
+        if (slot := entry.component.slot or "").startswith(f"{section}."):
+            component = entry.component
+            lines += [
+                f"  {slot} takes {component.name}  {component.summary}  ({entry.distribution})"
             ]
     return "\n".join(lines)
 
@@ -114,7 +135,12 @@ def _absence(row: Known) -> str:
 
 def _all_paths(catalog: Catalog) -> list[str]:
     core = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
-    tables = [f"{kind.section}.{name}" for kind in KINDS for name in catalog.names(kind.name)]
+    tables = [
+        f"{kind.section}.{name}"
+        for kind in KINDS
+        if kind.name != FUNCTION
+        for name in catalog.names(kind.name)
+    ]
     return [*SECTIONS, *core, *tables]
 
 

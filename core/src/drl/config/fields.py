@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
+from drl.dotted import is_dotted
 from drl.options import Field, Options
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|B)", re.IGNORECASE)
@@ -94,7 +95,37 @@ def named_file(value: object) -> object:
 InputFile = Annotated[Path, BeforeValidator(named_file)]
 """A file to read; relative paths start at the file that names them."""
 
-ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-"""What a recipe writes to pick a component."""
+PlainName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+"""A name that becomes a table of the recipe."""
+
+_PICK = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def picked(value: str) -> str:
+    """Refuse what is neither a registered name nor a dotted path, with a ValueError."""
+    if _PICK.fullmatch(value) or is_dotted(value):
+        return value
+    module, _, name = value.rpartition(".")
+    meant = f"{module}:{name}"
+    hint = f"; did you mean '{meant}'?" if is_dotted(meant) else ""
+    raise ValueError(f'must be a name in lower_snake or a path "package.module:name"{hint}')
+
+
+ComponentName = Annotated[str, AfterValidator(picked)]
+"""What a recipe writes to pick a component: a registered name, or ``package.module:Class``."""
+
+
+def dotted(value: str) -> str:
+    """Refuse what is no dotted path, with a ValueError."""
+    if is_dotted(picked(value)):
+        return value
+    raise ValueError('must be a path "package.module:Class"')
+
+
+DottedPath = Annotated[str, AfterValidator(dotted)]
+"""``package.module:name``, where no name is registered."""
+
+FunctionName = Annotated[str, AfterValidator(picked)]
+"""What a recipe writes to fill a slot: a registered name, or ``package.module:function``."""
 
 MAX_SEED = 2**63 - 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drl.config.automatic import resolve_automatic
-from drl.config.claim import claim_family, place_checkpoint
+from drl.config.claim import claim_family, place_checkpoint, place_encoders
 from drl.config.components import find_components
+from drl.config.data_choice import choose_source, with_evaluation_file
 from drl.config.draft import Draft
 from drl.config.files import read_override, read_recipe
 from drl.config.hooks import ask_for_defaults, ask_for_problems
@@ -22,6 +23,7 @@ from drl.config.structure import sort_options
 from drl.config.validation import checked
 from drl.errors import Problem, RecipeError
 from drl.kinds import BY_NAME
+from drl.options import Options
 
 if TYPE_CHECKING:
     from drl.catalog import Catalog
@@ -46,6 +48,8 @@ def load_recipe(
     layers += settings
     if override is not None:
         layers.append(read_override(Path(override)))
+    layers, mistakes = with_evaluation_file(layers)
+    problems = [*problems, *mistakes]
     found = machine if machine is not None else detect()
     draft = resolve(file, layers, problems, catalog, found)
     defaults, disagreements = ask_for_defaults(draft)
@@ -76,7 +80,9 @@ def resolve(
     for name, model in SECTIONS.items():
         draft.sections[name] = checked(draft, model, core[name], name)
     draft.run(place_checkpoint)
+    draft.run(place_encoders)
     draft.run(claim_family)
+    draft.run(choose_source)
     find_components(draft)
     resolve_automatic(draft)
     return draft
@@ -101,11 +107,21 @@ def finished(draft: Draft, file: Path) -> Recipe:
     )
 
 
+def option_paths(options: Options, prefix: str) -> Iterator[str]:
+    """Yield the dotted paths of a section's options, those of a table of its own one by one."""
+    for key, value in vars(options).items():
+        path = f"{prefix}.{key}"
+        if isinstance(value, Options):
+            yield from option_paths(value, path)
+        else:
+            yield path
+
+
 def origins_of(draft: Draft) -> dict[str, str]:
     """Return the origin of every value by dotted path, in the order of the sections."""
     origins: dict[str, str] = {}
     for name, section in draft.sections.items():
-        origins |= {f"{name}.{key}": draft.origin(f"{name}.{key}") for key in vars(section)}
+        origins |= {path: draft.origin(path) for path in option_paths(section, name)}
         for (kind, table), options in sorted(draft.options.items()):
             if options is not None and BY_NAME[kind].section == name:
                 paths = [f"{name}.{table}.{key}" for key, _ in leaves(as_plain(options))]

@@ -19,3 +19,20 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def file_of(template: Path, **values: object) -> Path:
+    """Return the file of a template; only whole ``{name}`` fields are replaced."""
+    text = str(template)
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return Path(text)
+
+
+def is_blank(path: Path) -> bool:
+    """True for a file without a line that holds anything; reads up to the first one that does."""
+    try:
+        with path.open("rb") as file:
+            return not any(line.strip() for line in file)
+    except OSError:
+        return False

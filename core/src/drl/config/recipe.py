@@ -12,6 +12,7 @@ from drl.config.sections import (
     CheckpointSection,
     ClusterSection,
     DataSection,
+    DebugSection,
     EmaSection,
     EvalSection,
     LoggingSection,
@@ -43,7 +44,8 @@ class Recipe:
 
     ``source``: name of the recipe file. ``path``: the file. ``origins``: by dotted path, where each
     value came from: "default", "auto", "plugin NAME", a file name or "--set". ``warnings``: problems
-    that stop nothing. ``tables``: the option tables, by kind and table name.
+    that stop nothing. ``tables``: the option tables, by kind and table name. ``rollouts_per_epoch``:
+    iterations of one pass over the data, where ``train.num_epoch`` gave the length of the run.
     """
 
     source: str
@@ -66,9 +68,11 @@ class Recipe:
     logging: LoggingSection
     sync: SyncSection
     trust: TrustSection
+    debug: DebugSection
     tables: Mapping[tuple[str, str], Options | None]
     origins: Mapping[str, str]
     warnings: tuple[Problem, ...] = ()
+    rollouts_per_epoch: int | None = None
     catalog: Catalog = field(repr=False)
 
     def options(self, kind: str, name: str) -> Options | None:

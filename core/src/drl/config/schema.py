@@ -9,11 +9,14 @@ from drl.config.describe import without_null
 from drl.config.fields import Section
 from drl.config.sections import SECTIONS
 from drl.errors import BrokenPlugin
-from drl.kinds import KINDS
+from drl.kinds import FUNCTION, KINDS, SLOTS
 
 if TYPE_CHECKING:
     from drl.catalog import Catalog
     from drl.options import Options
+
+BY_PATH = {"pattern": r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"}
+"""What an editor takes besides the names of the installed components."""
 
 _FILES = {"type": "array", "items": {"type": "string"}}
 
@@ -53,14 +56,19 @@ def _section(
         key = kind.option.partition(".")[2]
         if key in schema["properties"] and kind.name != "logger":
             automatic = ["auto"] if kind.name == "updater" else []
-            schema["properties"][key]["enum"] = [*automatic, *catalog.names(kind.name)]
-            schema["properties"][key].pop("pattern", None)
+            names = [*automatic, *catalog.names(kind.name)]
+            schema["properties"][key]["anyOf"] = [{"enum": names}, BY_PATH]
         for component, options in _models(catalog, kind.name):
             schema["properties"][component] = (
                 _table(options, definitions)
                 if options is not None
                 else {"type": "object", "maxProperties": 0}
             )
+    for slot in SLOTS:
+        section, _, key = slot.option.partition(".")
+        if section == name:
+            names = catalog.names(FUNCTION, slot.option)
+            schema["properties"][key]["anyOf"] = [{"enum": names}, BY_PATH]
     if name == "reward":  # a term may have any name
         schema["additionalProperties"] = {"type": "object"}
     return schema

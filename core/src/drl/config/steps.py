@@ -31,6 +31,8 @@ def share_of_steps(count: int, share: float) -> int:
 
 def pairs_per_sample(draft: Draft) -> int:
     """Return how many pairs a sample becomes; NotKnown for a strategy of another package."""
+    if draft.get("rollout.custom_convert") or draft.get("rollout.custom_expand"):
+        raise NotKnown("rollout.custom_expand")
     if draft.get("train.train_only"):
         return 1
     option = fact(draft, "loss", "algorithm.loss", "step_share", None)

@@ -17,4 +17,8 @@ class AdvantageEstimator(ABC):
 
     @abstractmethod
     def advantages(self, rewards: GroupedRewards) -> Advantages:
-        """Return one advantage per sample, ``(N,)`` float32; 0 for invalid samples, never NaN."""
+        """Return one advantage per sample, ``(N,)`` float32; 0 for invalid samples, never NaN.
+
+        ``rewards.rewards`` is the weighted sum of the run's reward terms, ``rewards.terms`` the terms
+        themselves where they are known. Losses clamp advantages; estimators leave them as they are.
+        """

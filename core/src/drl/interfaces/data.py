@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from drl.errors import DataError
 from drl.types import Context, Group, Prompt
+
+BufferChoice = Callable[[list[Group], int], list[Group]]
+"""Takes at most so many groups out of a list and returns them."""
 
 
 class DataSource(ABC):
@@ -26,6 +29,16 @@ class DataSource(ABC):
         raise DataError(
             f"{type(self).__name__} keeps no buffer: {len(groups)} groups cannot go back"
         )
+
+    def use_buffer_filter(self, choose: BufferChoice) -> None:
+        """Let ``choose`` pick the groups that leave the buffer; sources without a buffer refuse."""
+        raise DataError(
+            f"rollout.buffer_filter has no use: {type(self).__name__} keeps no buffer to choose from"
+        )
+
+    def known_prompts(self) -> Sequence[Prompt]:
+        """Return the prompts of one epoch where they are known beforehand; moves nothing."""
+        return ()
 
     def rows(self) -> int | None:
         """Return the number of rows of one epoch, or None when endless."""

@@ -31,6 +31,7 @@ class EngineCapabilities:
     ``model_layout``: whose parameter names it takes. ``transactional``: a failed update leaves the
     old version. ``echoes``: request fields that come back with a sample; the others are checked from
     shapes and sigmas, or listed as unproven. ``path_seeds``: takes a second seed for step noise.
+    ``debug_tensors``: fills ``Trajectory.debug`` where a request asks for it.
     """
 
     model_layout: str = "diffusers"

@@ -25,11 +25,14 @@ class Loss(ABC):
 
     Constructed as ``Loss(options, context)``; ``context.section`` is the recipe's ``[algorithm]``
     (``kl_beta``, ``adv_clip_max``, ``ref_mode``). ``needs`` may be narrowed in ``__init__``.
+    ``recomputes_old_log_prob``: core replaces ``pairs.values["log_prob_old"]`` by the trainer's own value
+    of before the rollout's first optimizer step, and keeps the engine's as ``"log_prob_rollout"``.
     """
 
     model_kind: str = "diffusion"
     unit: str = "sample"
     needs: frozenset[Need] = frozenset()
+    recomputes_old_log_prob: bool = False
 
     def __init__(self, options: Any, context: Context) -> None:
         self.options = options

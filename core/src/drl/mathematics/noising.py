@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from drl.api import PairBatch, StepContext, Streams
-from drl.mathematics.gaussian import over_rows
+from drl.api import ForwardInputs, PairBatch, StepContext, Streams
+from drl.mathematics.gaussian import over_rows, row_mean
 
 
 def pair_noise(pairs: PairBatch, context: StepContext, purpose: str) -> Streams:
@@ -29,3 +29,31 @@ def noised(clean: Tensor, noise: Tensor, sigma_B: Tensor) -> Tensor:
     """Return ``(1 - sigma) x0 + sigma noise``, ``(B, *L)``."""
     sigma = over_rows(sigma_B, clean)
     return (1 - sigma) * clean + sigma * noise
+
+
+def noised_with_targets(pairs: PairBatch, context: StepContext, purpose: str) -> ForwardInputs:
+    """Return the noised clean latents of a batch; ``extras`` holds ``noise - x0``, what flow matching learns."""
+    noise = pair_noise(pairs, context, purpose)
+    streams, targets = {}, {}
+    for stream, clean in pairs.tensors.items():
+        streams[stream] = noised(clean, noise[stream], pairs.sigma_B)
+        targets[target_of(stream)] = noise[stream] - clean
+    return ForwardInputs(streams=streams, extras=targets)
+
+
+def target_of(stream: str) -> str:
+    """Key of a stream's target in ``ForwardInputs.extras``."""
+    return f"{stream}.target"
+
+
+def velocity_error(velocity: Streams, inputs: ForwardInputs) -> Tensor:
+    """Return the squared distance of a prediction to its targets, ``(B,)`` float32, streams summed."""
+    return squared_distance(velocity, {name: inputs.extras[target_of(name)] for name in velocity})
+
+
+def squared_distance(one: Streams, other: Streams) -> Tensor:
+    """Return ``mean_nb((one - other)^2)``, ``(B,)`` float32, streams summed; ``other`` has no gradient."""
+    distances = [
+        row_mean((x.float() - other[stream].detach().float()) ** 2) for stream, x in one.items()
+    ]
+    return torch.stack(distances).sum(0)

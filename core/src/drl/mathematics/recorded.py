@@ -17,8 +17,13 @@ def recorded_pairs(sample: Sample, advantage: float, sigmas: Tensor | None) -> l
     that cannot be right.
     """
     trajectory = _complete(sample, sigmas)
-    weight = 0.0 if sample.removed or sample.reward is None else 1.0
+    weight = weight_of(sample)
     return [_pair(sample, trajectory, step, advantage, weight) for step in trajectory.sde_steps]
+
+
+def weight_of(sample: Sample) -> float:
+    """Return 1, and 0 for a sample that a filter took out or that has no reward."""
+    return 0.0 if sample.removed or sample.reward is None else 1.0
 
 
 def final_latents(sample: Sample) -> tuple[Trajectory, Streams]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from drl.config.adapter_file import adapter_directories
-from drl.errors import BadInput
+from drl.errors import BadInput, ContractError
 from drl.interfaces.family import Family, TrainPipelineConfig, WeightSource
 from drl.lora import LoraConfig, inject, inject_peft, load_peft
 from drl.model.materialize import ShardSettings, check_filled, spread
@@ -18,7 +20,6 @@ from drl.types import Context
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,16 @@ class Component:
     lora: LoraConfig | None
 
 
+Load = Callable[[Family, str, WeightSource], object]
+"""The function of ``model.backend``."""
+
+
 def build_components(
-    recipe: Any, family: Family, context: Context, ranks: Ranks = ALONE
+    recipe: Any,
+    family: Family,
+    context: Context,
+    ranks: Ranks = ALONE,
+    load: Load | None = None,
 ) -> dict[str, Component]:
     """Build every component of ``model.components``, in that order; collective over the ranks."""
     unknown = [name for name in recipe.model.components if name not in family.components]
@@ -41,13 +50,19 @@ def build_components(
             f"it has {list(family.components)}"
         )
     return {
-        name: build_component(recipe, family, context, name, number, ranks)
+        name: build_component(recipe, family, context, name, number, ranks, load)
         for number, name in enumerate(recipe.model.components)
     }
 
 
 def build_component(
-    recipe: Any, family: Family, context: Context, name: str, number: int, ranks: Ranks = ALONE
+    recipe: Any,
+    family: Family,
+    context: Context,
+    name: str,
+    number: int,
+    ranks: Ranks = ALONE,
+    load: Load | None = None,
 ) -> Component:
     """Load masters, inject adapters or choose what is trained, shard; then let the family finish."""
     checkpoint = recipe.model.checkpoint
@@ -60,7 +75,7 @@ def build_component(
         device=context.device if ranks.world == 1 else "cpu",
         meta=not settings.reads(ranks),
     )
-    module = family.build(name, source)
+    module = family.build(name, source) if load is None else loaded(load, family, name, source)
     lora = adapt(recipe, config, context, name, number, module)
     if ranks.world > 1:
         spread(
@@ -74,6 +89,16 @@ def build_component(
     family.finish(name, module)
     check_filled(name, module)
     return Component(module=module.train(), config=config, lora=lora)
+
+
+def loaded(load: Load, family: Family, name: str, source: WeightSource) -> nn.Module:
+    """Return the module that the function of ``model.backend`` loads; ContractError for anything else."""
+    module = load(family, name, source)
+    if not isinstance(module, nn.Module):
+        raise ContractError(
+            f"model.backend must return a torch module for {name}, got {type(module).__name__}"
+        )
+    return module
 
 
 def shard_settings(recipe: Any) -> ShardSettings:

@@ -19,10 +19,11 @@ from drl.mathematics.schedule import ScheduleSettings, learning_rate
 from drl.model.parallel import ALONE, Ranks, reshard, sum_whole_gradients
 from drl.model.scaler import OVERFLOW, LossScaler
 from drl.model.weights import write_weights
-from drl.stages.loss import Forward, complete_inputs, make_batch, predict, score_transition
-from drl.stages.step import accumulate, agree, clip_gradients
+from drl.stages.loss import OLD, Forward, column, score_pairs, value_of
+from drl.stages.recompute import recomputed
+from drl.stages.step import accumulate, agree, clip_gradients, measure
 from drl.stages.sync import push_component
-from drl.types import Pair, ParityReport, Predictions, Shard, StepContext, StepReport
+from drl.types import Pair, ParityReport, Shard, StepContext, StepReport
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -41,6 +42,7 @@ class StepSettings:
 
     ``rollout_policy``: "live" pushes the trained weights, "ema" their moving average.
     ``reduce_dtype``: in which ranks add up the gradients of what each of them holds whole.
+    ``skip``: why no step is ever taken, where a step is its forward passes alone.
     """
 
     schedule: ScheduleSettings
@@ -49,6 +51,7 @@ class StepSettings:
     buffer_bytes: int
     rollout_policy: str = "live"
     reduce_dtype: str = "fp32"
+    skip: str | None = None
 
 
 class Trainer:
@@ -103,11 +106,19 @@ class Trainer:
         shard = shards[self.context.rank]
         if self.old is not None:
             self.old.reset()  # the old policy of a rollout's training is what it started from
+        if self.forward.loss.recomputes_old_log_prob:
+            shard = self._recomputed(shard)
         with self.keeper.randomness.in_place():
             for window in range(len(shard.windows)):
                 yield self._step(shard, window)
         self.next_rollout = shard.rollout_id + 1
         self.keeper.prepare(self.parts())
+
+    def _recomputed(self, shard: Shard) -> Shard:
+        with without_dropout(self.models.values()):
+            shard = recomputed(self.forward, shard, self.context)
+            reshard(self.models.values())  # there was no backward pass to do it
+        return shard
 
     def _step(self, shard: Shard, window: int) -> StepReport:
         self.optimizer.zero_grad(set_to_none=True)
@@ -115,9 +126,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         metrics: dict[str, float] = {"train/lr": rate}
-        skipped = self._try_step(shard, window, metrics)
+        take = self._try_step if self.settings.skip is None else self._measure
+        skipped = take(shard, window, metrics)
         self._count_bad(skipped)
-        if self.ema is not None and window + 1 == len(shard.windows):
+        last = window + 1 == len(shard.windows)
+        if self.ema is not None and last and self.settings.skip is None:
             metrics |= self.ema.advance()
         report = StepReport(
             rollout_id=shard.rollout_id,
@@ -153,6 +166,16 @@ class Trainer:
         if reason is None:
             self.optimizer.step()
         return reason
+
+    def _measure(self, shard: Shard, window: int, metrics: dict[str, float]) -> str | None:
+        """Run the forward passes of a window for their figures; return why there is no step."""
+        if shard.window_weights[window] == 0:
+            return "every row of the window has weight 0"
+        result = measure(self.forward, shard.windows[window], self._context(shard, window))
+        reshard(self.models.values())  # there was no backward pass to do it
+        result = agree(result, self.ranks)
+        metrics.update(result.figures.reduced("train/"))
+        return result.broken or self.settings.skip
 
     def _context(self, shard: Shard, window: int) -> StepContext:
         return replace(self.context, rollout_id=shard.rollout_id, window=window)
@@ -193,7 +216,7 @@ class Trainer:
             for pairs in batches:
                 for pair, value in zip(pairs, self._differences(pairs, context), strict=True):
                     if pair.weight:
-                        step = int(pair.values["step"])
+                        step = int(pair.values.get("step", pair.id[-1]))
                         # NaN must not hide behind max
                         worst[step] = value if math.isnan(value) else max(worst[step], value)
                         rows += 1
@@ -202,15 +225,11 @@ class Trainer:
     @torch.no_grad()
     def _differences(self, pairs: Sequence[Pair], context: StepContext) -> list[float]:
         """Return |trainer - engine| log-prob of each row."""
-        batch = make_batch(pairs, self.forward.device)
-        prepared = self.forward.loss.prepare(batch, context)
-        inputs = complete_inputs(self.forward, batch, prepared)
-        predictions = Predictions(trained=predict(self.forward, batch, inputs))
-        scored = score_transition(self.forward, batch, predictions)
+        scored = score_pairs(self.forward, pairs, context)
         if scored is None:
             raise ContractError("only losses that need a transition can be compared with a rollout")
-        new_B = torch.stack(list(scored.log_prob_B.values())).sum(dim=0)
-        values: list[float] = (new_B - batch.values["log_prob_old"]).abs().tolist()
+        old_B = column([value_of(pair, OLD) for pair in pairs], self.forward.device)
+        values: list[float] = (scored.joint_log_prob - old_B).abs().tolist()
         return values
 
     def use_updater(self, name: str) -> None:

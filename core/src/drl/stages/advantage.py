@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from drl.components import EMPTY
 from drl.errors import ContractError
-from drl.types import Advantages, GroupedRewards, Rollout
+from drl.stages.functions import CONVERT, processed_rewards
+from drl.types import Advantages, GroupedRewards, Rollout, Sample, Score
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from drl.run import Run
 
 
 def estimate(run: Run, rollout: Rollout) -> Advantages | None:
     """Return one advantage per sample of the rollout, or None for losses without rewards."""
-    if run.advantage is None:
+    if run.advantage is None or run.functions.get(CONVERT) is not None:
         return None
-    rewards = grouped_rewards(rollout)
+    processed = processed_rewards(run, rollout.samples)
+    if processed is not None:
+        return processed
+    rewards = grouped_rewards(rollout, run.rewards.weights)
     advantages = run.advantage.advantages(rewards)
     if advantages.values.shape != rewards.rewards.shape or not advantages.values.isfinite().all():
         raise ContractError(
@@ -28,16 +36,36 @@ def estimate(run: Run, rollout: Rollout) -> Advantages | None:
     return advantages
 
 
-def grouped_rewards(rollout: Rollout) -> GroupedRewards:
-    """Gather rewards by group id; a removed sample still counts for its group's statistics."""
+def grouped_rewards(rollout: Rollout, weights: Mapping[str, float] = EMPTY) -> GroupedRewards:
+    """Gather rewards by group id; a removed sample still counts for its group's statistics.
+
+    ``weights``: the reward terms; those that count become the columns of ``terms``.
+    """
     samples = rollout.samples
+    counted = {name: weight for name, weight in weights.items() if weight != 0.0}
     values = [math.nan if sample.reward is None else sample.reward for sample in samples]
     rewards = torch.tensor(values, dtype=torch.float32)
     return GroupedRewards(
         rewards=rewards,
         group_ids=torch.tensor([sample.group_index for sample in samples], dtype=torch.int64),
         valid=~rewards.isnan(),
+        terms=_terms(samples, tuple(counted)) if counted else None,
+        weights=tuple(counted.values()),
+        names=tuple(counted),
     )
+
+
+def _terms(samples: Sequence[Sample], names: Sequence[str]) -> Tensor:
+    """Return the scores ``(N, K)`` float32; NaN where a term gave none."""
+    rows = [
+        [math.nan if name not in sample.scores else _value(sample.scores[name]) for name in names]
+        for sample in samples
+    ]
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def _value(score: Score) -> float:
+    return math.nan if score.value is None else score.value
 
 
 def reward_metrics(rollout: Rollout) -> dict[str, float]:

@@ -16,6 +16,8 @@ COUNTS = ("train/overflow_steps",)
 
 def training_figures(steps: Sequence[StepReport]) -> dict[str, float]:
     """Return means over the steps, figures by inner update, and how many steps were skipped."""
+    if not steps:
+        return {}
     row = mean_of([{**step.metrics} for step in steps])
     row["train/skipped_steps"] = float(sum(step.skipped is not None for step in steps))
     for number, step in enumerate(steps):
@@ -27,6 +29,7 @@ def training_figures(steps: Sequence[StepReport]) -> dict[str, float]:
             row[name] = sum(step.metrics.get(name, 0.0) for step in steps)
     if steps:
         row["train/step"] = float(steps[-1].global_step)
+        row["train/epoch"] = float(steps[-1].rollout_id)
     return row
 
 

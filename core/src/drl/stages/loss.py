@@ -6,7 +6,7 @@ the model, a family never sees an advantage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from drl.errors import BatchError, ContractError
+from drl.stages.alignment import with_alignment
 from drl.types import (
     Condition,
     ConditionRecord,
@@ -42,6 +43,24 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 PolicyContext = Callable[[str], AbstractContextManager[None]]
+
+OLD = "log_prob_old"
+ENGINE = "log_prob_rollout"
+"""Value of a pair: the engine's log-prob, where the trainer has taken the place of the old one."""
+
+
+class Columns(dict[str, "Tensor"]):
+    """Tensors of a batch by name; one that is not there is named in a BatchError."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise _not_there(name, self)
+
+
+def _not_there(name: str, known: Iterable[str]) -> BatchError:
+    return BatchError(
+        f"the loss reads {name!r} of its pairs, which have {sorted(known)}; a function that makes pairs "
+        "(rollout.custom_expand, rollout.custom_convert) must set what the loss reads"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +101,24 @@ def make_batch(pairs: Sequence[Pair], device: torch.device) -> PairBatch:
     timesteps = [pair.timestep for pair in pairs if pair.timestep is not None]
     return PairBatch(
         pairs=tuple(pairs),
-        tensors={
-            key: torch.stack([pair.tensors[key] for pair in pairs]).to(device)
+        tensors=Columns(
+            (key, torch.stack([pair.tensors[key] for pair in pairs]).to(device))
             for key in first.tensors
-        },
-        values={
-            name: column([pair.values[name] for pair in pairs], device) for name in first.values
-        },
+        ),
+        values=Columns(
+            (name, column([pair.values[name] for pair in pairs], device)) for name in first.values
+        ),
         weight_B=column([pair.weight for pair in pairs], device),
         sigma_B=column([pair.sigma for pair in pairs], device),
         timestep_B=column(timesteps, device) if len(timesteps) == len(pairs) else None,
     )
+
+
+def value_of(pair: Pair, name: str) -> float:
+    """Return one value of a pair; BatchError when it has none of that name."""
+    if name not in pair.values:
+        raise _not_there(name, pair.values)
+    return pair.values[name]
 
 
 def column(values: Sequence[float], device: torch.device) -> Tensor:
@@ -110,23 +136,55 @@ def loss_of(forward: Forward, pairs: Sequence[Pair], context: StepContext) -> Lo
         reference=predict_as(forward.reference, forward, batch, inputs),
     )
     transition = score_transition(forward, batch, predictions)
-    return forward.loss.compute(batch, inputs, predictions, transition)
+    if forward.loss.recomputes_old_log_prob and context.window == 0 and transition is not None:
+        batch = own_old_log_prob(batch, transition)
+    output = forward.loss.compute(batch, inputs, predictions, transition)
+    return with_components(forward, batch, with_alignment(batch, predictions, output))
+
+
+def own_old_log_prob(batch: PairBatch, transition: ScoredTransition) -> PairBatch:
+    """Return the batch with its new log-prob, without gradient, as the old one."""
+    new_B = transition.joint_log_prob.detach()
+    return replace(batch, values={**batch.values, OLD: new_B, ENGINE: batch.values[OLD]})
+
+
+def with_components(forward: Forward, batch: PairBatch, output: LossOutput) -> LossOutput:
+    """Log some metrics under the name of the batch's component too, when there are several."""
+    if len(forward.models) == 1:
+        return output
+    component = batch.pairs[0].component
+    twins = {
+        f"{name}_{component}": metric
+        for name, metric in output.metrics.items()
+        if metric.by_component
+    }
+    return replace(output, metrics={**output.metrics, **twins})
+
+
+def score_pairs(
+    forward: Forward, pairs: Sequence[Pair], context: StepContext
+) -> ScoredTransition | None:
+    """Score the recorded steps under the present weights; None for losses without a transition."""
+    batch = make_batch(pairs, forward.device)
+    inputs = complete_inputs(forward, batch, forward.loss.prepare(batch, context))
+    predictions = Predictions(trained=predict(forward, batch, inputs))
+    return score_transition(forward, batch, predictions)
 
 
 def complete_inputs(forward: Forward, batch: PairBatch, inputs: ForwardInputs) -> ForwardInputs:
     """Add what core knows and the loss does not: conditions, model time, guidance."""
     family = forward.family
-    time_B = inputs.model_time_B
+    time_B, rows = inputs.model_time_B, inputs.rows_per_pair
     if time_B is None:
-        time_B = family.model_time(batch.sigma_B, batch.timestep_B)
+        time_B = family.model_time(batch.sigma_B, batch.timestep_B).repeat(rows)
     guidance = guidance_of(forward, batch)
     negatives = [pair.negative for pair in batch.pairs]
     return replace(
         inputs,
         model_time_B=time_B,
         guidance=guidance,
-        condition=batch_condition(forward, [pair.condition for pair in batch.pairs]),
-        negative=batch_condition(forward, negatives) if guidance.on else None,
+        condition=batch_condition(forward, [pair.condition for pair in batch.pairs], rows),
+        negative=batch_condition(forward, negatives, rows) if guidance.on else None,
     )
 
 
@@ -140,16 +198,16 @@ def guidance_of(forward: Forward, batch: PairBatch) -> Guidance:
 
 
 def batch_condition(
-    forward: Forward, records: Sequence[ConditionRecord | None]
+    forward: Forward, records: Sequence[ConditionRecord | None], rows_per_pair: int = 1
 ) -> Condition | None:
-    """Collate wire records into one batch of forward arguments on the device."""
+    """Collate wire records, that many times over, into one batch of forward arguments on the device."""
     known = [record for record in records if record is not None]
     if not known:
         return None
     if len(known) != len(records):
         raise ContractError("some pairs of a micro-batch carry a condition and some do not")
     rows = [forward.family.condition(on_device(record, forward.device)) for record in known]
-    return forward.family.collate(rows)
+    return forward.family.collate(rows * rows_per_pair)
 
 
 def on_device(record: ConditionRecord, device: torch.device) -> ConditionRecord:

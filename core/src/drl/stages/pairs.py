@@ -1,8 +1,7 @@
-"""Units to pairs to shards, and their arithmetic (the knobs themselves are ``drl.config.batch``'s).
+"""Samples to pairs, window by window, and their arithmetic (the knobs themselves are ``drl.config.batch``'s).
 
 ``train.global_batch_size`` counts samples, ``train.micro_batch_size`` counts pairs. Units never part
-across optimizer windows. What does not fill a micro-batch is filled up with copies of weight 0, so
-every forward has the same shape and every rank the same number of micro-batches.
+across optimizer windows. ``drl.stages.shards`` lays the windows out on ranks and micro-batches.
 """
 
 from __future__ import annotations
@@ -14,13 +13,23 @@ from typing import TYPE_CHECKING, Any
 from drl.config.batch import batch_knobs
 from drl.config.steps import share_of_steps
 from drl.errors import BatchError
-from drl.types import Advantages, Pair, Rollout, Sample, Shard, StepContext
+from drl.stages.functions import CONVERT, EXPAND, chosen_units
+from drl.stages.shards import Layout, Tile, Unit, build_shards, shards_of, split_evenly
+from drl.types import Advantages, Pair, Rollout, Routes, Sample, Shard, StepContext
 
 if TYPE_CHECKING:
     from drl.interfaces.loss import Loss
     from drl.run import Run
 
-Unit = list[Pair]
+__all__ = [
+    "BatchPlan",
+    "batch_plan",
+    "build_shards",
+    "make_shards",
+    "rank_count",
+    "split_evenly",
+    "unit_spans",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,8 @@ class BatchPlan:
     pairs_per_sample: int
     micro_batch_size: int
     ranks: int = 1
+    tile: Tile | None = None
+    expanded_by: str | None = None
 
     @property
     def samples(self) -> int:
@@ -46,25 +57,49 @@ class BatchPlan:
         return self.samples_per_step * self.pairs_per_sample
 
     @property
+    def share(self) -> int:
+        """Samples of one optimizer step on the fullest rank."""
+        return -(-self.samples_per_step // self.ranks)
+
+    @property
+    def fitted(self) -> Tile | None:
+        """The tile, no larger than what a rank has."""
+        return None if self.tile is None else self.tile.within(self.share, self.pairs_per_sample)
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches of one optimizer step on each rank."""
-        on_one_rank = -(-self.samples_per_step // self.ranks) * self.pairs_per_sample
-        return -(-on_one_rank // self.micro_batch_size)
+        if self.fitted is not None:
+            return self.fitted.count(self.share, self.pairs_per_sample)
+        return -(-self.share * self.pairs_per_sample // self.micro_batch_size)
+
+    @property
+    def rows(self) -> int:
+        """Pairs of one forward."""
+        return self.micro_batch_size if self.fitted is None else self.fitted.rows
 
     @property
     def filler(self) -> int:
         """Rows of weight 0 that fill up the micro-batches of one optimizer step."""
-        return self.micro_batches * self.micro_batch_size * self.ranks - self.pairs_per_step
+        return self.micro_batches * self.rows * self.ranks - self.pairs_per_step
 
     def lines(self) -> list[str]:
         """Render the plan for a person."""
+        if self.expanded_by is not None:
+            return [
+                f"{self.prompts} prompts x {self.samples_per_prompt} samples = {self.samples} samples a "
+                f"rollout, in {self.optimizer_steps} optimizer step(s); {self.expanded_by} makes their pairs"
+            ]
         filler = f", {self.filler} rows of filler" if self.filler else ""
+        tile = self.fitted
+        pairs = f"{self.rows} pairs"
+        if tile is not None:
+            pairs += f" ({tile.samples} samples x {tile.steps} steps, {tile.order})"
         return [
             f"{self.prompts} prompts x {self.samples_per_prompt} samples = {self.samples} samples a rollout",
             f"{self.optimizer_steps} optimizer step(s) of {self.samples_per_step} samples "
             f"x {self.pairs_per_sample} trained steps = {self.pairs_per_step} pairs each",
-            f"{self.micro_batches} micro-batches of {self.micro_batch_size} pairs on each of "
-            f"{self.ranks} rank(s){filler}",
+            f"{self.micro_batches} micro-batches of {pairs} on each of {self.ranks} rank(s){filler}",
         ]
 
 
@@ -82,7 +117,25 @@ def batch_plan(recipe: Any) -> BatchPlan:
         pairs_per_sample=_pairs_per_sample(recipe),
         micro_batch_size=recipe.train.micro_batch_size,
         ranks=rank_count(recipe),
+        tile=tile_of(recipe),
+        expanded_by=expanding_function(recipe),
     )
+
+
+def expanding_function(recipe: Any) -> str | None:
+    """Return the option whose function makes the pairs; None when the loss does."""
+    if recipe.rollout.custom_convert is not None:
+        return CONVERT
+    return EXPAND if recipe.rollout.custom_expand is not None else None
+
+
+def tile_of(recipe: Any) -> Tile | None:
+    """Return the tile that the recipe asks for; None for flat micro-batches."""
+    samples, steps = recipe.train.micro_batch_size_sample, recipe.train.micro_batch_size_tstep
+    order = recipe.train.iter_order
+    if samples is None or steps is None:
+        return None
+    return Tile(samples=samples, steps=steps, order=order)
 
 
 def rank_count(recipe: Any) -> int:
@@ -102,20 +155,51 @@ def _pairs_per_sample(recipe: Any) -> int:
 
 def make_shards(run: Run, rollout: Rollout, advantages: Advantages | None) -> list[Shard]:
     """Return one shard per data-parallel rank for a whole rollout."""
-    context = run.step_context(rollout.rollout_id)
-    units = expand_units(run.loss, rollout.samples, advantages, context)
-    units = [[route_pair(run, pair) for pair in unit] for unit in units]
-    _, steps = batch_knobs(
-        len(rollout.samples),
-        run.recipe.train.global_batch_size,
-        run.recipe.train.num_steps_per_rollout,
-    )
-    return build_shards(
-        units,
-        steps=steps,
+    windows = [
+        [[route_pair(run, pair) for pair in unit] for unit in window]
+        for window in units_by_window(run, rollout, advantages)
+    ]
+    if not any(unit for window in windows for unit in window):
+        raise BatchError("the rollout produced no pairs: set sde.num_steps or sde.step_strategy")
+    layout = Layout(
         micro_batch_size=run.recipe.train.micro_batch_size,
         ranks=run.ranks,
-        rollout_id=rollout.rollout_id,
+        split=run.recipe.train.dp_split_mode,
+        tile=tile_of(run.recipe),
+    )
+    return shards_of(windows, layout, rollout.rollout_id)
+
+
+def units_by_window(
+    run: Run, rollout: Rollout, advantages: Advantages | None
+) -> list[Sequence[Unit]]:
+    """Let a function of the recipe, or else the loss, turn samples into units of pairs, by window."""
+    samples, plan = rollout.samples, batch_plan(run.recipe)
+    steps = plan.optimizer_steps
+    if len(samples) != plan.samples:
+        run.event(
+            f"the rollout has {len(samples)} samples instead of {plan.samples}: the {steps} optimizer steps "
+            "share them evenly"
+        )
+    values = None if advantages is None else advantages.values.tolist()
+    chosen = chosen_units(run, samples, values)
+    if chosen is not None:
+        return split_evenly(chosen, steps)
+    context = replace(run.step_context(rollout.rollout_id), routes=routes_of(run))
+    spans = split_evenly(unit_spans(run.loss.unit, samples), steps)
+    return [
+        expand_units(run.loss, samples, window, values, replace(context, window=number))
+        for number, window in enumerate(spans)
+    ]
+
+
+def routes_of(run: Run) -> Routes | None:
+    """Return how a family of several components divides the timesteps; None for one component."""
+    if len(run.family.components) == 1:
+        return None
+    return Routes(
+        components=tuple(run.components),
+        component_at=lambda timestep: run.family.route(timestep).component,
     )
 
 
@@ -130,18 +214,17 @@ def route_pair(run: Run, pair: Pair) -> Pair:
 def expand_units(
     loss: Loss,
     samples: Sequence[Sample],
-    advantages: Advantages | None,
+    spans: Sequence[tuple[int, int]],
+    advantages: Sequence[float] | None,
     context: StepContext,
 ) -> list[Unit]:
-    """Let the loss turn each unit into pairs; raises BatchError when no pair came out."""
-    values = None if advantages is None else advantages.values.tolist()
-    units = []
-    for start, end in unit_spans(loss.unit, samples):
-        part = None if values is None else values[start:end]
-        units.append(loss.expand(samples[start:end], part, context))
-    if not any(units):
-        raise BatchError("the rollout produced no pairs: set sde.num_steps or sde.step_strategy")
-    return units
+    """Let the loss turn the units of a window, given by their sample ranges, into pairs."""
+    return [
+        loss.expand(
+            samples[start:end], None if advantages is None else advantages[start:end], context
+        )
+        for start, end in spans
+    ]
 
 
 def unit_spans(unit: str, samples: Sequence[Sample]) -> list[tuple[int, int]]:
@@ -154,61 +237,3 @@ def unit_spans(unit: str, samples: Sequence[Sample]) -> list[tuple[int, int]]:
         if place == 0 or sample.group_index != samples[place - 1].group_index
     ]
     return list(zip(starts, [*starts[1:], len(samples)], strict=True))
-
-
-def build_shards(
-    units: Sequence[Unit], *, steps: int, micro_batch_size: int, ranks: int, rollout_id: int
-) -> list[Shard]:
-    """Split units into windows, windows over ranks, ranks into filled micro-batches.
-
-    Contiguous split: a micro-batch can repeat an engine's batch row by row.
-    """
-    per_step = split_evenly(units, steps)
-    weights = [sum(pair.weight for unit in window for pair in unit) for window in per_step]
-    per_rank: list[list[list[tuple[Pair, ...]]]] = [[] for _ in range(ranks)]
-    for window in per_step:
-        rows = [[pair for unit in part for pair in unit] for part in split_evenly(window, ranks)]
-        filler = next(pair for unit in window for pair in unit)
-        count = max(-(-len(part) // micro_batch_size) for part in rows)
-        for rank, part in enumerate(rows):
-            per_rank[rank].append(fill(part, filler, count, micro_batch_size))
-    check_aligned(per_rank)
-    return [
-        Shard(rollout_id=rollout_id, windows=windows, window_weights=weights)
-        for windows in per_rank
-    ]
-
-
-def check_aligned(per_rank: Sequence[Sequence[Sequence[tuple[Pair, ...]]]]) -> None:
-    """Raise BatchError (B13) unless all ranks run the same component at the same time.
-
-    Each forward gathers weights from all ranks: ranks in different components would wait for ever.
-    """
-    for window, parts in enumerate(zip(*per_rank, strict=True)):
-        for number, batches in enumerate(zip(*parts, strict=True)):
-            components = [batch[0].component for batch in batches]
-            if len(set(components)) > 1:
-                raise BatchError(
-                    f"B13: in micro-batch {number} of optimizer step {window} the ranks need different "
-                    f"components: {components}; choose trained steps of one phase, or the same steps for "
-                    "every sample (sde.step_strategy), or cluster.actor_num_gpus_per_node = 1"
-                )
-
-
-def split_evenly(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:
-    """Split into contiguous parts whose lengths differ by at most one."""
-    size, extra = divmod(len(items), parts)
-    ends = [size * (k + 1) + min(k + 1, extra) for k in range(parts)]
-    return [items[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def fill(
-    pairs: Sequence[Pair], filler: Pair, count: int, micro_batch_size: int
-) -> list[tuple[Pair, ...]]:
-    """Cut into ``count`` micro-batches of equal size; what is missing has weight 0."""
-    blank = replace(pairs[-1] if pairs else filler, weight=0.0)
-    rows = [*pairs, *[blank] * (count * micro_batch_size - len(pairs))]
-    return [
-        tuple(rows[start : start + micro_batch_size])
-        for start in range(0, len(rows), micro_batch_size)
-    ]

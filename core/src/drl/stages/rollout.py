@@ -41,8 +41,10 @@ def _shared(recipe: Any) -> dict[str, Any]:
         "height": sampling.height,
         "width": sampling.width,
         "num_frames": sampling.num_frames,
+        "fps": sampling.fps,
         "flow_shift": sampling.flow_shift,
         "guidance_scale": sampling.guidance_scale,
+        "guidance_scale_2": sampling.guidance_scale_2,
         "true_cfg_scale": sampling.true_cfg_scale,
         "negative_prompt": sampling.negative_prompt,
         "generator_device": sampling.generator_device,
@@ -75,6 +77,7 @@ def group_requests(
             sampling=sampling,
             sde_steps=choice.sde,
             kept_latents=choice.kept,
+            debug=recipe.debug.engine_debug,
         )
         for start in range(0, count, size)
     ]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from safetensors import SafetensorError
 
@@ -21,7 +21,8 @@ from drl.checkpoint.folders import clear_leftovers, folder_name, write_kept
 from drl.checkpoint.meta import base_model, read_table
 from drl.checkpoint.retention import Retention, best_of, prune, read_scores, write_score
 from drl.checkpoint.saver import RUN_STATE, Save
-from drl.errors import DrlError
+from drl.errors import DrlError, Interrupted
+from drl.stages.periodic import due
 
 if TYPE_CHECKING:
     from drl.run import Run
@@ -33,7 +34,7 @@ def save_if_due(run: Run, rollout_id: int) -> None:
     options = run.recipe.checkpoint
     minutes = (time.monotonic() - run.last_save) / 60
     asked = run.is_last(rollout_id) or run.stop.asked
-    counted = options.save_interval and (rollout_id + 1) % options.save_interval == 0
+    counted = due(run.recipe, rollout_id + 1, options.save_interval)
     timed = options.every_minutes and minutes >= options.every_minutes
     if asked or counted or timed:
         save(run, rollout_id)
@@ -43,6 +44,19 @@ def save_unless_saved(run: Run, rollout_id: int) -> None:
     """Save an iteration that was not due when its turn came."""
     if run.saved != rollout_id:
         save(run, rollout_id)
+
+
+def leave(run: Run, rollout_id: int) -> NoReturn:
+    """End the run between two iterations, as the user asked; whatever it has to go on from is saved."""
+    done = f"stopped by {run.stop.reason} after iteration {rollout_id + 1}"
+    if run.recipe.debug.rollout_only:
+        raise Interrupted(f"{done}; debug.rollout_only keeps nothing to go on from")
+    save_unless_saved(run, rollout_id)  # asked after this iteration's turn to save
+    finish_saving(run)
+    raise Interrupted(
+        f"{done}; everything is saved\n"
+        f"go on with: drl run RECIPE --resume --run-dir {run.directory.path}"
+    )
 
 
 def keep_checkpoint(run: Run, rollout_id: int, reason: str) -> None:

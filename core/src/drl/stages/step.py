@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
+from drl.errors import ContractError
 from drl.model.parallel import ALONE, Ranks
 from drl.model.shards import local
 from drl.stages.loss import Forward, loss_of
@@ -67,8 +68,14 @@ class Totals:
     maxima: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, output: LossOutput) -> None:
-        """Take the metrics of one micro-batch."""
+        """Take the metrics of one micro-batch; ContractError for one that is reduced in two ways."""
         for name, metric in output.metrics.items():
+            other = self.maxima if metric.reduction == "mean" else self.sums
+            if metric.reduction not in {"mean", "max"} or name in other:
+                raise ContractError(
+                    f"metric '{name}' is reduced by '{metric.reduction}'; a metric is a 'mean' or a 'max', "
+                    "the same in every micro-batch"
+                )
             total, count = metric.total.detach().double(), metric.count.detach().double()
             if metric.reduction == "max":
                 self.maxima[name] = torch.maximum(self.maxima.get(name, total), total)
@@ -114,6 +121,21 @@ def accumulate(
         finite.append(loss.detach().isfinite())
         totals.add(output)
     # one transfer for the whole window, not one per micro-batch
+    flags = torch.stack(finite).tolist()
+    return WindowResult(figures=totals.figures(), broken=_broken_batch(window, flags))
+
+
+def measure(
+    forward: Forward, window: Sequence[tuple[Pair, ...]], context: StepContext
+) -> WindowResult:
+    """Run the training forward of every micro-batch for its figures; no backward pass, no gradient kept."""
+    totals = Totals()
+    finite = []
+    for pairs in window:
+        # with gradients on, as in training: without, a forward may take another path
+        output = loss_of(forward, pairs, context)
+        finite.append(output.loss.detach().isfinite())
+        totals.add(output)
     flags = torch.stack(finite).tolist()
     return WindowResult(figures=totals.figures(), broken=_broken_batch(window, flags))
 

@@ -141,7 +141,7 @@ def prove_parity_once(run: Run, shards: Sequence[Shard]) -> None:
     """
     if run.parity is not None or not run.recipe.trust.parity:
         return
-    if Need.TRANSITION not in run.loss.needs:
+    if not {Need.TRANSITION, Need.OLD_LOG_PROB} <= run.loss.needs:
         return
     report = run.trainer.replay(shards)
     run.parity = report

@@ -7,7 +7,7 @@ Axes: ``P`` prompts, ``G`` samples per prompt, ``B`` rows, ``S`` denoising steps
 from __future__ import annotations
 
 from drl.components import EMPTY
-from drl.types.context import Context, Need, Role, StepContext
+from drl.types.context import Context, Need, Role, Routes, StepContext
 from drl.types.report import (
     CheckpointFacts,
     Claim,
@@ -22,6 +22,7 @@ from drl.types.sample import (
     Dropped,
     Group,
     Media,
+    MediaFile,
     Prompt,
     Rollout,
     RolloutRequest,
@@ -44,6 +45,7 @@ from drl.types.training import (
     ScoredTransition,
     Shard,
     Transition,
+    rejected,
     successor,
 )
 
@@ -64,6 +66,7 @@ __all__ = [
     "Guidance",
     "LossOutput",
     "Media",
+    "MediaFile",
     "Metric",
     "Need",
     "Pair",
@@ -74,6 +77,7 @@ __all__ = [
     "Role",
     "Rollout",
     "RolloutRequest",
+    "Routes",
     "Sample",
     "Sampling",
     "Score",
@@ -85,5 +89,6 @@ __all__ = [
     "Trajectory",
     "Transition",
     "Verdict",
+    "rejected",
     "successor",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +58,27 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """How a model of several denoising phases divides its timesteps among components.
+
+    ``components``: those that are trained; ``component_at`` may name others.
+    """
+
+    components: tuple[str, ...]
+    component_at: Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext(Context):
-    """``Context`` plus the optimizer window that a loss works in."""
+    """``Context`` plus the optimizer window that a loss works in.
+
+    ``routes``: given to ``expand`` when the family has several components.
+    """
 
     rollout_id: int = 0
     window: int = 0
     sigmas: Tensor | None = None
+    routes: Routes | None = None
 
     @classmethod
     def within(cls, context: Context, *, section: Any, rollout_id: int = 0) -> StepContext:

@@ -39,12 +39,17 @@ class ParityReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """Held-out scores after an iteration, by data set and sampler: means, and each sample's reward."""
+    """Held-out scores after an iteration, by data set and sampler: means, and each sample's reward.
+
+    ``metrics``: further figures for the log, by full name. ``logged``: False leaves the means out of it.
+    """
 
     rollout_id: int
     version: int
     means: Mapping[str, float]
     samples: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    logged: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from drl.components import EMPTY
 from drl.types.stream import Streams
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 
@@ -23,18 +25,40 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MediaFile:
+    """An image or video of a data set, not decoded yet.
+
+    ``root``: folder of the data set; ``name``: the file's place in it, or an absolute path. ``content``:
+    its bytes where it lies inside a larger file; ``version`` then tells one content from another, and is
+    otherwise size and time of the file. ``kind``: "image" or "video".
+    """
+
+    root: Path
+    name: str
+    kind: str = "image"
+    content: bytes | None = None
+    version: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies, or would lie."""
+        return self.root / self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One row of a data source.
 
     ``row`` identifies the row (the text may repeat), ``epoch`` counts passes over the data, ``media``
-    is set by sources for supervised training.
+    is set by sources for supervised training, and ``rejected`` is what it was preferred to.
     """
 
     row: int
     text: str
     epoch: int = 0
     metadata: Mapping[str, Any] = EMPTY
-    media: Media | None = None
+    media: Media | MediaFile | None = None
+    rejected: Media | MediaFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +102,10 @@ class Sampling:
 
     @property
     def guided(self) -> bool:
-        """True when classifier-free guidance is on (scale above 1, true scale wins)."""
-        scale = self.true_cfg_scale if self.true_cfg_scale is not None else self.guidance_scale
-        return scale > 1.0
+        """True when classifier-free guidance is on (a scale above 1, true scale wins)."""
+        if self.true_cfg_scale is not None:
+            return self.true_cfg_scale > 1.0
+        return max(self.guidance_scale, self.guidance_scale_2 or 0.0) > 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +137,8 @@ class Trajectory:
     ``latents``: per stream ``(R, *L)``, the latents whose numbers are ``latent_steps`` (0..S).
     ``sigmas``: ``(S + 1,)``, the table in use, after shift, ending in 0. ``timesteps``: ``(S,)``.
     ``log_probs``: ``(S,)``, 0 on deterministic steps. ``sde_steps``: the stochastic step numbers.
-    ``debug``: optional per-step tensors ``(S, *L)`` by name.
+    ``debug``: per-step tensors of the engine, where a request asks for them: ``model_outputs``,
+    ``prev_sample_means``, ``variance_noises`` ``(S, *L)`` and ``noise_std_devs`` ``(S,)``.
     """
 
     latents: Streams
@@ -146,7 +172,8 @@ class Sample:
 
     ``index`` and ``group_index`` count monotonically over the run. ``echo`` holds the settings that
     the engine says it used (only the fields it can echo); ``version`` the weights that made it.
-    ``clean``: encoded latents of a supervised sample, per stream ``(*L)``.
+    ``clean``: encoded latents of a supervised sample, per stream ``(*L)``; of a preference those of the
+    worse one too, under ``rejected(stream)``.
     """
 
     index: int
@@ -167,6 +194,15 @@ class Sample:
     reward: float | None = None
     removed: bool = False
 
+    @property
+    def remove_sample(self) -> bool:
+        """Another name of ``removed``."""
+        return self.removed
+
+    @remove_sample.setter
+    def remove_sample(self, value: bool) -> None:
+        self.removed = value
+
 
 @dataclass(slots=True, kw_only=True)
 class Group:
@@ -186,13 +222,19 @@ class Dropped:
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """All kept groups of one iteration, sorted by ``group_index``, with what collecting them cost."""
+    """All kept groups of one iteration, sorted by ``group_index``, with what collecting them cost.
+
+    ``metrics``: figures for the iteration's row, by full name. ``logged``: False leaves drl's own figures
+    of the rollout out of the log.
+    """
 
     rollout_id: int
     version: int
     groups: list[Group]
     dropped: Mapping[str, int] = EMPTY
     seconds: Mapping[str, float] = EMPTY
+    metrics: Mapping[str, float] = EMPTY
+    logged: bool = True
 
     @property
     def samples(self) -> list[Sample]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 from drl.components import EMPTY
@@ -19,6 +21,11 @@ def successor(stream: str) -> str:
     return f"{stream}.next"
 
 
+def rejected(stream: str) -> str:
+    """Key of the worse of a preference's two latents, in ``Sample.clean`` and ``Pair.tensors``."""
+    return f"{stream}.rejected"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """The training row that a loss's ``expand`` makes.
@@ -26,7 +33,8 @@ class Pair:
     ``id`` names its noise, its log line and its place (sample index, step number …). Pairs of one
     ``unit`` never part across optimizer windows. ``tensors``: per stream ``(*L)`` float32, and under
     ``successor(stream)`` the recorded next latents. ``weight`` multiplies the loss and enters the
-    divisor; 0 marks filler, removed and failed samples. ``values``: scalars by name.
+    divisor; 0 marks filler, removed and failed samples. ``values``: scalars by name. ``debug``: the
+    engine's own tensors of the step, where ``debug.engine_debug`` asks for them; no loss reads them.
     """
 
     id: tuple[int, ...]
@@ -39,6 +47,7 @@ class Pair:
     condition: ConditionRecord | None = None
     negative: ConditionRecord | None = None
     values: Mapping[str, float] = EMPTY
+    debug: Streams = EMPTY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +91,8 @@ class ForwardInputs:
 
     ``streams``: per stream ``(B, *L)``; ``model_time_B``: ``(B,)`` as the model is fed, or None to
     let core derive it from sigma and timestep; ``extras``: what ``compute`` needs again.
+    ``rows_per_pair``: n for streams of ``n B`` rows, in which row ``k B + i`` is the k-th of pair i; all
+    rows of a pair share its condition and model time.
     """
 
     streams: Streams
@@ -90,11 +101,12 @@ class ForwardInputs:
     negative: Condition | None = None
     guidance: Guidance = Guidance()
     extras: Streams = EMPTY
+    rows_per_pair: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """Model outputs after guidance, per stream ``(B, *L)``; ``old`` and ``reference`` on demand."""
+    """Model outputs after guidance, per stream as in ``ForwardInputs``; the others on demand."""
 
     trained: Streams
     old: Streams | None = None
@@ -123,17 +135,30 @@ class ScoredTransition:
     log_prob_B: Streams
     reference_mean: Streams | None = None
 
+    @property
+    def joint_log_prob(self) -> Tensor:
+        """The log-prob of all streams together, ``(B,)``."""
+        return reduce(add, self.log_prob_B.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One figure of a micro-batch. ``reduction``: "mean" (total / count) or "max" (total alone).
 
     ``total`` and ``count`` are detached scalars (tensors stay on the device until the step ends).
+    ``by_component``: a model of several components has the figure of each as well, ``name_component``.
     """
 
     total: Tensor
     count: Tensor
     reduction: str = "mean"
+    by_component: bool = False
+
+    @classmethod
+    def weighted(cls, values_B: Tensor, weight_B: Tensor, *, by_component: bool = False) -> Metric:
+        """Return the mean of the rows' values by their weights; a row of weight 0 does not count."""
+        total = (weight_B * values_B.detach()).sum()
+        return cls(total=total, count=weight_B.sum(), by_component=by_component)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,17 +168,36 @@ class LossOutput:
     loss: Tensor
     metrics: Mapping[str, Metric]
 
+    @classmethod
+    def weighted(
+        cls, loss_B: Tensor, weight_B: Tensor, figures_B: Mapping[str, Tensor]
+    ) -> LossOutput:
+        """Return the weighted sum of the rows' losses, and the weighted mean of each figure ``(B,)``.
+
+        The loss itself is logged as ``loss``.
+        """
+        total, count = (weight_B * loss_B).sum(), weight_B.sum()
+        metrics = {"loss": Metric(total=total.detach(), count=count)}
+        for name, values_B in figures_B.items():
+            metrics[name] = Metric(total=(weight_B * values_B.detach()).sum(), count=count)
+        return cls(loss=total, metrics=metrics)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRewards:
     """Rewards of a rollout: ``rewards`` ``(N,)`` float32, ``group_ids`` ``(N,)`` int64, ``valid`` ``(N,)`` bool.
 
-    Groups may be uneven; invalid entries hold NaN and are masked, never reshaped away.
+    Groups may be uneven; invalid entries hold NaN and are masked, never reshaped away. ``terms``:
+    ``(N, K)`` float32, the scores that ``rewards`` is the weighted sum of, NaN where a sample has none;
+    None when only the sum is known. ``weights`` and ``names`` are those of its columns.
     """
 
     rewards: Tensor
     group_ids: Tensor
     valid: Tensor
+    terms: Tensor | None = None
+    weights: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,12 @@ from drl.api import (
     StepContext,
     Streams,
 )
+from drl.mathematics.noising import squared_distance, target_of
 from drl.testing import make_sample
 from drl.testing.contracts.loss_driver import batch_of
 from drl_loss_awm.config import AwmConfig
 from drl_loss_awm.levels import logit_normal, step_numbers
-from drl_loss_awm.loss import Awm, squared_distance, target_of
+from drl_loss_awm.loss import Awm
 
 CONTEXT = StepContext(seed=5)
 

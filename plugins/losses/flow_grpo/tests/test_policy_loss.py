@@ -25,10 +25,11 @@ from drl.api import (
     ScoredTransition,
     StepContext,
 )
+from drl.mathematics.objectives import clipped_policy_loss
 from drl.testing import make_sample
 from drl.testing.golden import load_golden
 from drl_loss_flow_grpo.config import PolicyLossConfig
-from drl_loss_flow_grpo.loss import PolicyLoss, clipped_policy_loss
+from drl_loss_flow_grpo.loss import PolicyLoss
 
 
 def policy_loss(clip_range: float = 0.2, kl_beta: float = 0.0, adv_clip: float = 5.0) -> PolicyLoss:
@@ -229,7 +230,7 @@ def test_default_clip_range() -> None:
 
 def test_a_unit_without_advantages_or_with_too_few_is_refused() -> None:
     samples = [make_sample(index=n, steps=2, reward=1.0) for n in range(2)]
-    with pytest.raises(ContractError, match="policy_loss needs one advantage per sample, got none"):
+    with pytest.raises(ContractError, match="PolicyLoss needs one advantage per sample, got none"):
         policy_loss().expand(samples, None, StepContext())
     for advantages in ([1.0], [1.0, 2.0, 3.0]):
         with pytest.raises(ValueError, match="zip"):

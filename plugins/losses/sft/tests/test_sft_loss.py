@@ -20,10 +20,11 @@ from drl.api import (
     Sample,
     StepContext,
 )
+from drl.mathematics.noising import target_of
 from drl.testing.builders import make_sample
 from drl.testing.contracts.loss_driver import batch_of
 from drl_loss_sft.config import SftLossConfig
-from drl_loss_sft.loss import SftLoss, by_sigma, target_of
+from drl_loss_sft.loss import SftLoss, by_sigma
 from drl_loss_sft.sigmas import draw_from_grid, draw_logit_normal, shifted_grid
 
 CONTEXT = StepContext(seed=5, section=SimpleNamespace(kl_beta=0.0, adv_clip_max=5.0))

@@ -49,6 +49,8 @@ def best_checkpoints(draft: Draft) -> Iterator[Problem]:
             "checkpoint.best_metric",
             f"is required by checkpoint.keep_best: the figure of an evaluation; {have}",
         )
+    elif draft.get("eval.function") or draft.get("rollout.function"):
+        return  # the function names its own sets
     elif metric.removesuffix(NOISY) not in names:
         yield Problem("checkpoint.best_metric", f"no evaluation has the figure {metric!r}; {have}")
     elif metric.endswith(NOISY) and not draft.get("eval.rollout_sampler"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drl.config.draft import Draft
-from drl.config.places import is_file, is_folder
+from drl.config.places import is_blank, is_file, is_folder
 from drl.errors import Problem
 
 
@@ -25,19 +25,25 @@ def prompt_file(draft: Draft) -> Iterator[Problem]:
         yield Problem(
             "data.prompt_data", f"must end in .jsonl, one JSON object per line; got {path.name!r}"
         )
+    elif source == "jsonl" and is_blank(path):
+        yield Problem("data.prompt_data", f"{path} is empty; give one row per prompt")
 
 
 def evaluation_files(draft: Draft) -> Iterator[Problem]:
-    """The files of the evaluation sets exist."""
+    """The files of the evaluation sets exist and hold something."""
     for number, dataset in enumerate(draft.get("eval.datasets")):
         if not is_file(dataset.path):
             yield Problem(f"eval.datasets[{number}].path", f"there is no file {dataset.path}")
+        elif is_blank(dataset.path):
+            yield Problem(
+                f"eval.datasets[{number}].path", f"{dataset.path} is empty; give one row per prompt"
+            )
 
 
 def evaluation_sets(draft: Draft) -> Iterator[Problem]:
     """An interval asks for something to evaluate."""
     interval = draft.get("eval.interval")
-    if interval and not draft.get("eval.datasets"):
+    if interval and not draft.get("eval.datasets") and draft.get("eval.function") is None:
         yield Problem(
             "eval.interval",
             f"is {interval}, but there is nothing to evaluate: give eval.datasets a list of "

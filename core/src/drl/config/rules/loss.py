@@ -16,10 +16,12 @@ def density(draft: Draft) -> Iterator[Problem]:
     if not needs(draft, "transition"):
         return
     if not fact(draft, "sde_backend", "sde.type", "has_density", True):
+        fitting = fact(draft, "loss", "algorithm.loss", "sde_types", None)
         others = [
             entry.component.name
             for entry in draft.catalog.entries("sde_backend")
             if entry.component.facts.get("has_density", True)
+            and (fitting is None or entry.component.name in fitting)
         ]
         have = f"; use {' or '.join(map(repr, others))}" if others else ""
         yield Problem(
@@ -83,66 +85,40 @@ def reward_terms(draft: Draft) -> Iterator[Problem]:
     kind, terms = draft.get("reward.type"), draft.get("reward.terms")
     if kind is not None and terms:
         yield Problem("reward.type", "and reward.terms are both given; keep one of them")
-    elif kind is None and not terms and needs(draft, "rollout"):
+    elif not any((kind, terms, draft.get("reward.custom"))) and needs(draft, "rollout"):
         have = ", ".join(draft.catalog.names("reward")) or "none"
         yield Problem("reward.type", f"is required: what is rewarded; installed: {have}")
     elif terms and all(term.weight == 0 for term in terms):
         yield Problem("reward.terms", "all have weight 0: there is nothing to train on")
 
 
-def group_size(draft: Draft) -> Iterator[Problem]:
-    """A group of one has no mean to compare with."""
-    if not needs(draft, "rollout"):
+def noise_without_steps(draft: Draft) -> Iterator[Problem]:
+    """Where no step is stochastic, nothing of the noise is used; where one may be, there must be some."""
+    if not needs(draft, "rollout") or needs(draft, "transition"):
         return
-    if draft.get("rollout.n_samples_per_prompt") == 1:
+    kind, level = draft.get("sde.type"), draft.get("sde.noise_level")
+    noisy = fact(draft, "sde_backend", "sde.type", "has_density", True)
+    if noisy and level == 0:
         yield Problem(
-            "rollout.n_samples_per_prompt",
-            "is 1: the standard deviation is not normalised, and a sample is its own mean",
-            "warning",
+            "sde.noise_level",
+            f"is 0, but sde.type {kind!r} has no density without noise; set it above 0, or use "
+            "sde.type 'ode'",
         )
+    elif noisy and not trainable_steps(draft):
+        yield from _unused(
+            draft, "sde.type", "no step of the rollout is stochastic (sde.num_steps)"
+        )
+    elif not noisy:
+        silent = f"sde.type {kind!r} adds no noise"
+        if level > 0:
+            yield from _unused(draft, "sde.noise_level", silent)
+        if draft.get("sde.step_strategy") is None and draft.get("sde.num_steps") > 0:
+            yield from _unused(draft, "sde.num_steps", silent)
 
 
-def mean_and_deviation(draft: Draft) -> Iterator[Problem]:
-    """A mean of the batch with a deviation of the group mixes two scales."""
-    name = draft.get("algorithm.advantage_estimator")
-    mean, std, normalized = (
-        draft.option("advantage", name, key)
-        for key in ("globalize_mean", "globalize_std", "std_normalization")
-    )
-    if needs(draft, "rollout") and mean and normalized and not std:
-        yield Problem(
-            f"algorithm.{name}.globalize_mean",
-            "with the standard deviation of each group mixes two scales; "
-            "set globalize_std = true or std_normalization = false",
-            "warning",
-        )
-
-
-def reference(draft: Draft) -> Iterator[Problem]:
-    """The KL term needs a reference: adapters to switch off, or an average of the weights."""
-    beta, mode = draft.get("algorithm.kl_beta"), draft.get("algorithm.ref_mode")
-    if beta > 0 and mode == "none":
-        yield Problem(
-            "algorithm.ref_mode",
-            f"is 'none', but algorithm.kl_beta = {beta} needs a reference; use 'lora_base' or 'ema'",
-        )
-    elif mode == "lora_base" and not draft.get("lora.enabled"):
-        path = "algorithm.ref_mode" if draft.given("algorithm.ref_mode") else "algorithm.kl_beta"
-        yield Problem(
-            path,
-            "needs the reference 'lora_base', which is the model without its adapter: "
-            "set lora.enabled = true, or algorithm.ref_mode = 'ema'",
-        )
-    elif mode == "ema" and needs(draft, "old_prediction"):
-        if beta > 0:
-            yield Problem(
-                "algorithm.kl_beta",
-                f"is {beta}, but the average (algorithm.ref_mode = 'ema') is the old policy that "
-                f"algorithm.loss {draft.get('algorithm.loss')!r} compares with already; a KL term needs a "
-                "reference of its own: use 'lora_base', or set it to 0",
-            )
-    elif mode in {"lora_base", "ema"} and beta == 0:
-        yield Problem("algorithm.ref_mode", "is not used: algorithm.kl_beta is 0", "warning")
+def _unused(draft: Draft, path: str, reason: str) -> Iterator[Problem]:
+    if draft.given(path):
+        yield Problem(path, f"is {draft.get(path)!r}, which is not used: {reason}", "warning")
 
 
 def kl_at_the_last_step(draft: Draft) -> Iterator[Problem]:
@@ -178,9 +154,7 @@ LOSS_RULES = (
     stochastic_steps,
     supervised_or_not,
     reward_terms,
-    group_size,
-    mean_and_deviation,
-    reference,
+    noise_without_steps,
     kl_at_the_last_step,
     unguided_families,
 )

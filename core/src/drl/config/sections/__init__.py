@@ -12,6 +12,7 @@ from drl.config.sections.algorithm import (
     SyncSection,
     TrustSection,
 )
+from drl.config.sections.debug import CiOptions, DebugSection
 from drl.config.sections.model import ClusterSection, LoraSection, ModelSection, RunSection
 from drl.config.sections.rollout import (
     DataSection,
@@ -42,14 +43,17 @@ SECTIONS: dict[str, type[Section]] = {
     "logging": LoggingSection,
     "sync": SyncSection,
     "trust": TrustSection,
+    "debug": DebugSection,
 }
 
 __all__ = [
     "SECTIONS",
     "AlgorithmSection",
     "CheckpointSection",
+    "CiOptions",
     "ClusterSection",
     "DataSection",
+    "DebugSection",
     "EmaSection",
     "EvalDataset",
     "EvalSection",

@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from drl.config.fields import ByteCount, ComponentName, InputFile, Names, Section
+from drl.config.fields import (
+    ByteCount,
+    ComponentName,
+    FunctionName,
+    InputFile,
+    Names,
+    PlainName,
+    Section,
+)
+from drl.dotted import table_name
 from drl.options import Field, Options
 
 
@@ -21,14 +30,30 @@ class AlgorithmSection(Section):
     adv_clip_max: float = Field(5.0, gt=0, description="Advantages are clamped to ± this.")
     ref_mode: Literal["none", "lora_base", "ema"] | None = Field(
         None,
-        description="Reference of the KL term; when unset lora_base with a KL term, else none.",
+        description="What a KL term, and a loss that compares with a reference, are compared with: the model "
+        "without its adapter, or the average of the weights (ema). Unset: lora_base where there is either, "
+        "ema where that average is the loss's old policy, else none. The old policy itself is ema.enabled's "
+        "average, or the weights of the rollout without one.",
+    )
+    custom_needs: tuple[
+        Literal["rollout", "old_log_prob", "transition", "old_prediction", "reference", "guidance"],
+        ...,
+    ] = Field(
+        ("rollout", "old_log_prob", "transition", "guidance"),
+        description="What core provides to the functions of custom_loss.",
+    )
+    custom_prepare: FunctionName | None = Field(
+        None, description="Function that makes the model's inputs, instead of the loss's own."
+    )
+    custom_loss: FunctionName | None = Field(
+        None, description="Function that computes the loss, instead of the loss's own."
     )
 
 
 class RewardTerm(Options):
     """One scorer with its weight; its options are in the table [reward.NAME]."""
 
-    name: ComponentName = Field(description="Name of the term; its options are in [reward.NAME].")
+    name: PlainName = Field(description="Name of the term; its options are in [reward.NAME].")
     plugin: ComponentName | None = Field(
         None, description="Reward that scores the term; the one called like the term when unset."
     )
@@ -58,15 +83,25 @@ class RewardSection(Section):
     terms: Annotated[tuple[RewardTerm, ...], AfterValidator(distinct_terms)] = Field(
         (), description="Weighted rewards: a list of {name, plugin, weight}."
     )
+    key: str | None = Field(
+        None, min_length=1, description="Part of the score that counts, when it has parts."
+    )
+    group: bool = Field(False, description="Score the samples of a prompt together, in one call.")
     on_failure: Literal["error", "mask"] = Field(
         "error", description="A score that failed stops the run, or its sample is left out."
+    )
+    custom: FunctionName | None = Field(
+        None, description="Function that scores samples, instead of a reward."
+    )
+    custom_post_process: FunctionName | None = Field(
+        None, description="Function that turns rewards into advantages, instead of the estimator."
     )
 
     @property
     def all_terms(self) -> tuple[RewardTerm, ...]:
         """The terms, also when the recipe only names a ``type``."""
         return (
-            (RewardTerm(name=self.type, plugin=None, weight=1.0),)
+            (RewardTerm(name=table_name(self.type), plugin=self.type, weight=1.0),)
             if self.type is not None
             else self.terms
         )

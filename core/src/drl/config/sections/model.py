@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from drl.config.fields import ModuleSpec, Names, Section, init_name, pairs
+from drl.config.fields import (
+    DottedPath,
+    FunctionName,
+    ModuleSpec,
+    Names,
+    Section,
+    init_name,
+    pairs,
+)
 from drl.options import Field
 
 
@@ -35,6 +43,12 @@ class ModelSection(Section):
         None,
         min_length=1,
         description="Model family; when unset, the family that claims the checkpoint.",
+    )
+    pipeline_config: DottedPath | None = Field(
+        None, description="Class of a family that no plugin registers, instead of model.family."
+    )
+    backend: FunctionName | None = Field(
+        None, description="Function that loads a component for training, instead of the family."
     )
     components: Annotated[Names, Field(min_length=1)] = Field(
         ("transformer",), description="Components of the pipeline to train and to sync."

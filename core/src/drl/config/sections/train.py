@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import AfterValidator
+
+from drl.config.environment import environment
 from drl.config.fields import MAX_SEED, Section
 from drl.options import Field
 
@@ -44,8 +47,32 @@ class TrainSection(Section):
         None, gt=0, description="Optimizer steps per rollout; derived when unset, else 1."
     )
     micro_batch_size: int = Field(1, gt=0, description="Pairs per forward pass.")
+    micro_batch_size_sample: int | None = Field(
+        None,
+        gt=0,
+        description="Samples per forward pass, times micro_batch_size_tstep steps of each.",
+    )
+    micro_batch_size_tstep: int | None = Field(
+        None, gt=0, description="Trained steps of each sample in a forward pass."
+    )
+    iter_order: Literal["sample_major", "timestep_major"] = Field(
+        "sample_major",
+        description="Which tile is next: sample_major sees all samples before the next steps.",
+    )
+    dp_split_mode: Literal["contiguous", "stride"] = Field(
+        "contiguous", description="Ranks train on neighbouring samples, or on every n-th."
+    )
     num_rollout: int | None = Field(
         None, ge=0, description="Iterations of the run; 0 evaluates once and ends."
+    )
+    num_epoch: int | None = Field(
+        None, gt=0, description="Length in passes over the data, where num_rollout is unset."
+    )
+    start_rollout_id: int | None = Field(
+        None, ge=0, description="First iteration; that of checkpoint.load, or 0, when unset."
+    )
+    env: Annotated[dict[str, str], AfterValidator(environment)] = Field(
+        {}, description="Environment variables of the training processes."
     )
     train_only: bool = Field(
         False, description="No engine, no sync, no evaluation: supervised training."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,13 @@ class AdvantageContract(ContractBase):
     def test_better_samples_get_more(self, instance: AdvantageEstimator) -> None:
         low, middle, high = values(instance, [0.1, 0.2, 0.9], [0, 0, 0]).tolist()
         assert low < middle < high
+
+    def test_a_reward_of_one_term_is_that_term(self, instance: AdvantageEstimator) -> None:
+        rewards = grouped([0.0, 0.25, NAN, 0.5, 2.0, 3.0], [0, 0, 0, 1, 1, 1])
+        term = replace(rewards, terms=rewards.rewards[:, None], weights=(1.0,), names=("only",))
+        found, plain = instance.advantages(term), instance.advantages(rewards)
+        assert torch.allclose(found.values, plain.values, atol=1e-6)
+        assert all(math.isfinite(figure) for figure in found.statistics.values())
 
     def test_results_are_float32_and_figures_finite(self, instance: AdvantageEstimator) -> None:
         result = instance.advantages(grouped([1.0, NAN, 3.0, 2.0], [0, 0, 0, 1]))

@@ -103,6 +103,25 @@ class DataSourceContract(ContractBase):
         resumed.restore(json.loads(json.dumps(source.state())))
         assert drawn(resumed, 6) == drawn(source, 6)
 
+    def test_a_buffer_filter_says_which_group_comes_first(self, instance: DataSource) -> None:
+        self.require("buffer")
+        given = instance.take(3)
+        instance.give_back(list(groups_of(given)))
+        try:
+            instance.use_buffer_filter(lambda buffer, count: [buffer.pop() for _ in range(count)])
+        except DataError:
+            pytest.skip("its buffer keeps an order of its own")
+        assert [identity(one) for one in instance.take(2)] == [
+            identity(one) for one in given[:0:-1]
+        ]
+
+    def test_known_prompts_are_those_of_an_epoch(self, make: Callable[[], DataSource]) -> None:
+        source = make()
+        known = {identity(prompt) for prompt in source.known_prompts()}
+        if not known:
+            pytest.skip("it does not know its prompts beforehand")
+        assert known == set(drawn(source, epoch_length(source)))
+
     def test_a_source_without_buffer_refuses_groups(self, instance: DataSource) -> None:
         if self.capabilities.get("buffer", True):
             pytest.skip("it keeps a buffer")

@@ -79,6 +79,10 @@ class LossContract(ContractBase):
             for name, tensor in (*alone.streams.items(), *alone.extras.items()):
                 whole = {**together.streams, **together.extras}[name]
                 assert torch.equal(tensor[0], whole[place])
+            for name, tensor in alone.streams.items():
+                rows = together.streams[name][place :: len(pairs)]
+                assert len(rows) == alone.rows_per_pair
+                assert torch.equal(tensor, rows)
 
     @pytest.mark.parametrize("rows", [1, 2, 3])
     def test_micro_batch_size_does_not_change_the_gradient(

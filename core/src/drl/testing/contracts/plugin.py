@@ -55,7 +55,8 @@ class PluginContract(ContractBase):
     def test_every_name_has_one_owner(self, catalog: Catalog, offered: list[Entry]) -> None:
         """No other plugin and no core option has the name of one of its components."""
         for entry in offered:
-            assert catalog.find(entry.kind, entry.component.name) == entry
+            component = entry.component
+            assert catalog.find(entry.kind, component.name, component.slot) == entry
 
     def test_every_component_is_sound(self, catalog: Catalog, offered: list[Entry]) -> None:
         """Classes import and fit their kind, summaries are one sentence, options have help and

@@ -18,7 +18,7 @@ def drl_register_families() -> list[Component]:
             "drl_family_sd3.family:Sd3Family",
             summary="Stable Diffusion 3 and 3.5, from a diffusers folder or hub id.",
             config="drl_family_sd3.config:Sd3Options",
-            facts={"model_kind": "diffusion"},
+            facts={"model_kind": "diffusion", "media": ("image",)},
         )
     ]
 

@@ -10,20 +10,9 @@ Axes: ``B`` rows (pairs), ``*L`` latent axes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
-
 from drl.api import (
-    BadInput,
-    Context,
-    ContractError,
     ForwardInputs,
-    Loss,
     LossOutput,
-    Metric,
     Need,
     Pair,
     PairBatch,
@@ -31,46 +20,24 @@ from drl.api import (
     Sample,
     ScoredTransition,
     StepContext,
-    Streams,
     Trajectory,
 )
-from drl.mathematics.gaussian import row_mean
-from drl.mathematics.noising import noised, pair_noise
-from drl.mathematics.recorded import final_latents
+from drl.mathematics.noising import noised_with_targets, squared_distance, velocity_error
+from drl.mathematics.objectives import AdvantageLoss
+from drl.mathematics.recorded import final_latents, weight_of
 from drl.mathematics.steps import share_of_steps
 from drl_loss_awm.levels import logit_normal, step_numbers
 
 
-class Awm(Loss):
+class Awm(AdvantageLoss):
     """``A`` times the flow-matching error of a generated sample, at some noise levels each."""
 
     needs = frozenset({Need.ROLLOUT})
 
-    def __init__(self, options: Any, context: Context) -> None:
-        super().__init__(options, context)
-        self.kl_beta: float = context.section.kl_beta
-        self.adv_clip_max: float = context.section.adv_clip_max
-        if self.kl_beta > 0:
-            self.needs = Awm.needs | {Need.REFERENCE}
-
-    def expand(
-        self,
-        unit: Sequence[Sample],
-        advantages: Sequence[float] | None,
-        context: StepContext,
-    ) -> list[Pair]:
-        """Return a pair per noise level of a sample; the members of a group share their levels."""
-        if advantages is None:
-            raise ContractError("awm needs one advantage per sample, got none")
-        return [
-            pair
-            for sample, advantage in zip(unit, advantages, strict=True)
-            for pair in self._pairs(sample, advantage, context)
-        ]
-
-    def _pairs(self, sample: Sample, advantage: float, context: StepContext) -> list[Pair]:
+    def pairs_of(self, sample: Sample, advantage: float, context: StepContext) -> list[Pair]:
+        """Return a pair per noise level; the members of a group share their levels."""
         trajectory, clean = final_latents(sample)
-        weight = 0.0 if sample.removed or sample.reward is None else 1.0
+        weight = weight_of(sample)
         return [
             Pair(
                 id=(sample.index, place),
@@ -100,12 +67,7 @@ class Awm(Loss):
 
     def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:
         """Return the noised latents; ``extras`` holds the target of each stream."""
-        noise = pair_noise(pairs, context, "awm_noise")
-        streams, targets = {}, {}
-        for stream, clean in pairs.tensors.items():
-            streams[stream] = noised(clean, noise[stream], pairs.sigma_B)
-            targets[target_of(stream)] = noise[stream] - clean
-        return ForwardInputs(streams=streams, extras=targets)
+        return noised_with_targets(pairs, context, "awm_noise")
 
     def compute(
         self,
@@ -115,39 +77,16 @@ class Awm(Loss):
         transition: ScoredTransition | None,
     ) -> LossOutput:
         """Return the weighted sum of the pairs' losses, and the metrics of the step."""
-        targets = {name: inputs.extras[target_of(name)] for name in predictions.trained}
-        matching_B = squared_distance(predictions.trained, targets)
-        advantage_B = pairs.values["advantage"].clamp(-self.adv_clip_max, self.adv_clip_max)
+        matching_B = velocity_error(predictions.trained, inputs)
+        advantage_B = self.clamped_advantage(pairs)
         loss_B = advantage_B * matching_B
-        figures_B = {"policy_loss": loss_B, "matching_loss": matching_B}
-        if self.kl_beta > 0:
-            if predictions.reference is None:
-                raise BadInput(
-                    f"algorithm.kl_beta is {self.kl_beta}, but there is no reference prediction; set "
-                    'algorithm.ref_mode = "lora_base" or "ema", or algorithm.kl_beta = 0'
-                )
-            figures_B["kl_loss"] = kl_B = squared_distance(
-                predictions.trained, predictions.reference
-            )
-            loss_B = loss_B + self.kl_beta * kl_B
-        figures_B |= {"loss": loss_B, "adv_abs_mean": advantage_B.abs()}
-        metrics = {
-            name: Metric(
-                total=(pairs.weight_B * values_B.detach()).sum(), count=pairs.weight_B.sum()
-            )
-            for name, values_B in figures_B.items()
+        figures_B = {
+            "policy_loss": loss_B,
+            "matching_loss": matching_B,
+            "adv_abs_mean": advantage_B.abs(),
         }
-        return LossOutput(loss=(pairs.weight_B * loss_B).sum(), metrics=metrics)
-
-
-def target_of(stream: str) -> str:
-    """Key of a stream's target in ``ForwardInputs.extras``."""
-    return f"{stream}.target"
-
-
-def squared_distance(one: Streams, other: Streams) -> Tensor:
-    """Return ``mean_nb((one - other)^2)``, ``(B,)`` float32, streams summed; ``other`` has no gradient."""
-    distances = [
-        row_mean((x.float() - other[stream].detach().float()) ** 2) for stream, x in one.items()
-    ]
-    return torch.stack(distances).sum(0)
+        if self.kl_beta > 0:
+            reference = self.reference(predictions.reference)
+            figures_B["kl_loss"] = kl_B = squared_distance(predictions.trained, reference)
+            loss_B = loss_B + self.kl_beta * kl_B
+        return LossOutput.weighted(loss_B, pairs.weight_B, figures_B)

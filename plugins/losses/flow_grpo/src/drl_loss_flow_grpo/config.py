@@ -14,3 +14,7 @@ class PolicyLossConfig(Options):
         lt=1,
         description="The ratio of new to old probability is clipped to 1 plus or minus this.",
     )
+    recompute_old_log_prob: bool = Field(
+        False,
+        description="Old log-probabilities are the trainer's own, from before the rollout's first step.",
+    )

@@ -11,33 +11,24 @@ Axes: ``B`` rows (pairs), ``*L`` latent axes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from drl.api import (
-    BadInput,
-    Context,
     ContractError,
     ForwardInputs,
-    Loss,
     LossOutput,
-    Metric,
     Need,
-    Pair,
     PairBatch,
     Predictions,
-    Sample,
     ScoredTransition,
-    StepContext,
-    successor,
 )
 from drl.mathematics.gaussian import row_mean
-from drl.mathematics.recorded import recorded_pairs
+from drl.mathematics.objectives import RecordedLoss, clipped_policy_loss, new_and_old_log_prob
 
 
-class GrpoGuard(Loss):
+class GrpoGuard(RecordedLoss):
     """``max(-A r', -A clip(r')) / -dt`` per recorded step, with a KL term when ``kl_beta`` is above 0."""
 
     needs = frozenset(
@@ -50,33 +41,6 @@ class GrpoGuard(Loss):
         }
     )
 
-    def __init__(self, options: Any, context: Context) -> None:
-        super().__init__(options, context)
-        self.kl_beta: float = context.section.kl_beta
-        self.adv_clip_max: float = context.section.adv_clip_max
-        if self.kl_beta > 0:
-            self.needs = GrpoGuard.needs | {Need.REFERENCE}
-
-    def expand(
-        self,
-        unit: Sequence[Sample],
-        advantages: Sequence[float] | None,
-        context: StepContext,
-    ) -> list[Pair]:
-        """Return one pair per stochastic step of the one sample of the unit."""
-        if advantages is None:
-            raise ContractError("grpo_guard needs one advantage per sample, got none")
-        return [
-            pair
-            for sample, advantage in zip(unit, advantages, strict=True)
-            for pair in recorded_pairs(sample, advantage, context.sigmas)
-        ]
-
-    def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:
-        """Feed the recorded latents of the step."""
-        streams = {name: x for name, x in pairs.tensors.items() if successor(name) in pairs.tensors}
-        return ForwardInputs(streams=streams)
-
     def compute(
         self,
         pairs: PairBatch,
@@ -85,14 +49,11 @@ class GrpoGuard(Loss):
         transition: ScoredTransition | None,
     ) -> LossOutput:
         """Return the weighted sum of the pairs' losses, and the metrics of the step."""
-        if transition is None:
-            raise ContractError("grpo_guard needs the scored transition, got none")
+        transition = self.scored(transition)
         if predictions.old is None:
             raise ContractError("grpo_guard needs the prediction of the old policy, got none")
-        log_prob_B = torch.stack(list(transition.log_prob_B.values())).sum(0)
-        # rows of weight 0 may hold anything: their old log-prob must not reach the sum as NaN or inf
-        old_B = torch.where(pairs.weight_B > 0, pairs.values["log_prob_old"], log_prob_B.detach())
-        advantage_B = pairs.values["advantage"].clamp(-self.adv_clip_max, self.adv_clip_max)
+        log_prob_B, old_B = new_and_old_log_prob(pairs, transition)
+        advantage_B = self.clamped_advantage(pairs)
         interval_B = pairs.sigma_B - pairs.values["sigma_next"]
         moved_B, noise_std_B = [], []
         for stream, trained in predictions.trained.items():
@@ -106,10 +67,9 @@ class GrpoGuard(Loss):
         policy_B = guarded_loss(advantage_B, ratio_B, interval_B, clip)
         loss_B, figures_B = policy_B, {"policy_loss": policy_B}
         if self.kl_beta > 0:
-            figures_B["kl_loss"] = kl_B = gaussian_kl(transition, self.kl_beta)
+            figures_B["kl_loss"] = kl_B = self.gaussian_kl(transition, pairs)
             loss_B = policy_B + self.kl_beta * kl_B
         figures_B |= {
-            "loss": loss_B,
             "loss_abs_mean": loss_B.abs(),
             "adv_abs_mean": advantage_B.abs(),
             "ratio_mean": ratio_B,
@@ -117,13 +77,7 @@ class GrpoGuard(Loss):
             "clipfrac": ((ratio_B - 1).abs() > clip).float(),
             "log_prob_mean_abs_diff": (log_prob_B - old_B).abs(),
         }
-        metrics = {
-            name: Metric(
-                total=(pairs.weight_B * values_B.detach()).sum(), count=pairs.weight_B.sum()
-            )
-            for name, values_B in figures_B.items()
-        }
-        return LossOutput(loss=(pairs.weight_B * loss_B).sum(), metrics=metrics)
+        return LossOutput.weighted(loss_B, pairs.weight_B, figures_B)
 
 
 def velocity_slope(sigma_B: Tensor, std_dev_t_B: Tensor) -> Tensor:
@@ -156,20 +110,4 @@ def guarded_loss(
 
     With the ``s`` of RatioNorm every step moves the velocity alike, whatever its length.
     """
-    clipped_B = ratio_B.clamp(1 - clip_range, 1 + clip_range)
-    return torch.maximum(-advantage_B * ratio_B, -advantage_B * clipped_B) / interval_B
-
-
-def gaussian_kl(transition: ScoredTransition, kl_beta: float) -> Tensor:
-    """Return ``mean_nb((mu - mu_ref)^2) / (2 std_dev_t^2)``, ``(B,)``, as Flow-GRPO has it."""
-    if transition.reference_mean is None:
-        raise BadInput(
-            f"algorithm.kl_beta is {kl_beta}, but there is no reference prediction; set "
-            'algorithm.ref_mode = "lora_base" or "ema", or algorithm.kl_beta = 0'
-        )
-    distances = [
-        row_mean((mean - transition.reference_mean[stream].detach()) ** 2)
-        / (2 * transition.std_dev_t_B[stream] ** 2)
-        for stream, mean in transition.mean.items()
-    ]
-    return torch.stack(distances).sum(0)
+    return clipped_policy_loss(advantage_B, ratio_B, clip_range) / interval_B

@@ -28,7 +28,8 @@ def drl_register_losses() -> Sequence[Component]:
                     "transition",
                     "old_prediction",
                     "guidance",
-                )
+                ),
+                "sde_types": FLOW_SDE,
             },
         )
     ]
@@ -39,7 +40,9 @@ def drl_check_recipe(recipe: Any) -> Iterable[Problem]:
     """Refuse steps of another form than Flow-SDE's, and an old policy that did not make the rollout."""
     if recipe.algorithm.loss != "grpo_guard":
         return
-    if recipe.sde.type not in FLOW_SDE:
+    if recipe.sde.type == "ode":
+        pass  # core says that it has no density
+    elif recipe.sde.type not in FLOW_SDE:
         yield Problem(
             "sde.type",
             f"is {recipe.sde.type!r}, but algorithm.loss 'grpo_guard' normalises the ratio of Flow-SDE's "

@@ -6,20 +6,13 @@ level of a sample's final latents; how the rollout arrived at them does not matt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from drl.api import (
-    BadInput,
-    Context,
     ContractError,
     ForwardInputs,
-    Loss,
     LossOutput,
-    Metric,
     Need,
     Pair,
     PairBatch,
@@ -29,49 +22,29 @@ from drl.api import (
     StepContext,
 )
 from drl.mathematics.gaussian import over_rows, row_mean
-from drl.mathematics.noising import noised, pair_noise
-from drl.mathematics.recorded import final_latents
+from drl.mathematics.noising import noised, pair_noise, squared_distance
+from drl.mathematics.objectives import AdvantageLoss
+from drl.mathematics.recorded import final_latents, weight_of
 from drl_loss_nft.levels import trained_levels
 
 SMALLEST_WEIGHT = 1e-5
 """Floor of the adaptive weight, for a prediction that is exact."""
 
 
-class Nft(Loss):
+class Nft(AdvantageLoss):
     """``m (r l+ + (1 - r) l-) / beta``; with ``kl_beta`` above 0 also the distance to a reference."""
 
     needs = frozenset({Need.ROLLOUT, Need.OLD_PREDICTION})
 
-    def __init__(self, options: Any, context: Context) -> None:
-        super().__init__(options, context)
-        self.kl_beta: float = context.section.kl_beta
-        self.adv_clip_max: float = context.section.adv_clip_max
-        if self.kl_beta > 0:
-            self.needs = Nft.needs | {Need.REFERENCE}
-
-    def expand(
-        self,
-        unit: Sequence[Sample],
-        advantages: Sequence[float] | None,
-        context: StepContext,
-    ) -> list[Pair]:
-        """Return one pair per trained noise level of the one sample of the unit."""
-        if advantages is None:
-            raise ContractError("nft needs one advantage per sample, got none")
-        return [
-            pair
-            for sample, advantage in zip(unit, advantages, strict=True)
-            for pair in self._pairs(sample, advantage, context)
-        ]
-
-    def _pairs(self, sample: Sample, advantage: float, context: StepContext) -> list[Pair]:
+    def pairs_of(self, sample: Sample, advantage: float, context: StepContext) -> list[Pair]:
+        """Return one pair per trained noise level, in the sample's own order."""
         trajectory, clean = final_latents(sample)
         levels = trained_levels(trajectory.sigmas, self.options.timestep_fraction)
         order = list(range(len(levels)))
         if self.options.shuffle_timesteps:
             generator = context.generator("nft_order", context.rollout_id, sample.index)
             order = torch.randperm(len(levels), generator=generator).tolist()
-        weight = 0.0 if sample.removed or sample.reward is None else 1.0
+        weight = weight_of(sample)
         return [
             Pair(
                 id=(sample.index, step),
@@ -109,7 +82,7 @@ class Nft(Loss):
         if predictions.old is None:
             raise ContractError("nft needs the prediction of the old policy, got none")
         zero_B = torch.zeros_like(pairs.weight_B)
-        positive_B, negative_B, moved_B, kl_B = zero_B, zero_B, zero_B, zero_B
+        positive_B, negative_B, moved_B = zero_B, zero_B, zero_B
         for stream, trained in predictions.trained.items():
             new, old = trained.float(), predictions.old[stream].detach().float()
             plus, minus = implicit_policies(new, old, self.options.beta)
@@ -118,16 +91,12 @@ class Nft(Loss):
             positive_B = positive_B + error_of(plus, *for_stream, adaptive=adaptive)
             negative_B = negative_B + error_of(minus, *for_stream, adaptive=adaptive)
             moved_B = moved_B + row_mean((new - old).detach().abs())
-            if self.kl_beta > 0:
-                kl_B = kl_B + row_mean((new - self._reference(predictions, stream)) ** 2)
-        advantage_B = pairs.values["advantage"].clamp(-self.adv_clip_max, self.adv_clip_max)
+        advantage_B = self.clamped_advantage(pairs)
         r_B = optimality(advantage_B, self.adv_clip_max)
         contrast_B = r_B * positive_B + (1 - r_B) * negative_B
         policy_B = self.adv_clip_max * contrast_B / self.options.beta
-        loss_B = policy_B + self.kl_beta * kl_B
-        levels_B = pairs.values["levels"]
+        loss_B, levels_B = policy_B, pairs.values["levels"]
         figures_B = {
-            "loss": loss_B,
             "nft_loss": policy_B * levels_B,
             "nft_loss_per_pair": policy_B,
             "nft_r_mean": r_B,
@@ -140,17 +109,10 @@ class Nft(Loss):
             "adv_abs_mean": advantage_B.abs(),
         }
         if self.kl_beta > 0:
-            figures_B["kl_loss"] = kl_B
-        metrics = {name: _mean(values, pairs.weight_B) for name, values in figures_B.items()}
-        return LossOutput(loss=(pairs.weight_B * loss_B).sum(), metrics=metrics)
-
-    def _reference(self, predictions: Predictions, stream: str) -> Tensor:
-        if predictions.reference is None:
-            raise BadInput(
-                f"algorithm.kl_beta is {self.kl_beta}, but there is no reference prediction; set "
-                'algorithm.ref_mode = "lora_base", or algorithm.kl_beta = 0'
-            )
-        return predictions.reference[stream].detach().float()
+            reference = self.reference(predictions.reference)
+            figures_B["kl_loss"] = kl_B = squared_distance(predictions.trained, reference)
+            loss_B = policy_B + self.kl_beta * kl_B
+        return LossOutput.weighted(loss_B, pairs.weight_B, figures_B)
 
 
 def optimality(advantage_B: Tensor, limit: float) -> Tensor:
@@ -178,7 +140,3 @@ def error_of(
         distance_B = row_mean((predicted.double() - clean.double()).abs())
         weight_B = distance_B.clamp(min=SMALLEST_WEIGHT).to(squared.dtype)
     return row_mean(squared / over_rows(weight_B, squared))
-
-
-def _mean(values_B: Tensor, weight_B: Tensor) -> Metric:
-    return Metric(total=(weight_B * values_B.detach()).sum(), count=weight_B.sum())

@@ -1,0 +1,73 @@
+"""Rules about what a recipe names by a path or as a function, beside what its source says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drl.config.automatic import fact, needs
+from drl.config.draft import Draft
+from drl.config.steps import trainable_steps
+from drl.errors import Problem
+
+BACKEND = "sde.backend"
+
+OF_ROLLOUTS = (
+    "rollout.function",
+    "rollout.custom_generate",
+    "rollout.dynamic_sampling_filter",
+    "rollout.sample_filter",
+    "rollout.buffer_filter",
+    "rollout.custom_log",
+    "rollout.custom_eval_log",
+    "reward.custom",
+    "reward.custom_post_process",
+)
+"""Slots that nothing calls in a run without rollouts."""
+
+
+def trainer_backend(draft: Draft) -> Iterator[Problem]:
+    """The trainer's own mathematics of a step needs what a loss needs of the engine's."""
+    backend, loss = draft.get(BACKEND), draft.get("algorithm.loss")
+    if backend is None:
+        return
+    if not needs(draft, "transition"):
+        yield Problem(BACKEND, f"is not used: algorithm.loss {loss!r} scores no step", "warning")
+    elif not fact(draft, "sde_backend", BACKEND, "has_density", True):
+        yield Problem(BACKEND, f"{backend!r} has no density, but algorithm.loss {loss!r} needs one")
+    elif fact(draft, "sde_backend", BACKEND, "log_prob_no_const", False) and not draft.get(
+        "sde.log_prob_no_const"
+    ):
+        yield Problem(
+            BACKEND,
+            f"{backend!r} has a log-probability without constants only; "
+            "set sde.log_prob_no_const = true",
+        )
+
+
+def variance_of_the_last_step(draft: Draft) -> Iterator[Problem]:
+    """KL divides by the variance of a step in the trainer, which some backends lack at the last one."""
+    if draft.get(BACKEND) is None or draft.get("algorithm.kl_beta") == 0:
+        return
+    if not needs(draft, "transition"):
+        return
+    if fact(draft, "sde_backend", BACKEND, "last_step_has_variance", True):
+        return
+    last = draft.get("sampling.num_steps") - 1
+    if last in trainable_steps(draft):
+        yield Problem(
+            BACKEND,
+            f"{draft.get(BACKEND)!r} has no variance at the last step, which algorithm.kl_beta divides "
+            f"by: keep step {last} out of the trained steps, or set algorithm.kl_beta = 0",
+        )
+
+
+def functions_of_rollouts(draft: Draft) -> Iterator[Problem]:
+    """A supervised run generates and rewards nothing."""
+    if not draft.get("train.train_only"):
+        return
+    for option in OF_ROLLOUTS:
+        if draft.get_or_none(option) is not None:
+            yield Problem(option, "is not used: train.train_only runs without rollouts", "warning")
+
+
+FUNCTION_RULES = (trainer_backend, variance_of_the_last_step, functions_of_rollouts)

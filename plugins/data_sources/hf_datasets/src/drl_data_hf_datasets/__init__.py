@@ -1,0 +1,1 @@
+"""Hugging Face data sets on disk as a data source for drl."""

@@ -1,0 +1,1 @@
+"""Direct preference optimisation of flow models on pairs of pictures."""

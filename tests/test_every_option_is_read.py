@@ -7,11 +7,13 @@ import sys
 import pytest
 from e2e import run_here, write_recipe
 from encoding_runs import image_rows
+from third_party_plugins import installed
 
 from drl.config.sections import SECTIONS
 from drl_family_sd3.tiny import build_random
 
 CHECKED_ONLY = {
+    "rollout.use_router": "has one value; the other one is refused",
     "debug.dump_details": "sets two options that are read",
     "cluster.launcher": "picks the roles; there is one launcher",
     "model.family": "picks a component",
@@ -78,16 +80,18 @@ def test_a_run_reads_every_core_option(tmp_path, reads):
     checkpoint = tmp_path / "tiny-sd3"
     build_random(checkpoint, seed=0)
     recipe = write_recipe(tmp_path / "rl", checkpoint)
-    run_here(
-        recipe,
-        tmp_path / "run",
-        "sde.type=sde",
-        "algorithm.kl_beta=0.1",
-        "algorithm.ref_mode=ema",
-        "ema.enabled=true",
-        "eval.rollout_sampler=true",
-        f"debug.dump_details={tmp_path / 'dump'}",
-    )
+    with installed(tmp_path / "site", "acme-served"):
+        run_here(
+            recipe,
+            tmp_path / "run",
+            "rollout.engine=acme_served",
+            "sde.type=sde",
+            "algorithm.kl_beta=0.1",
+            "algorithm.ref_mode=ema",
+            "ema.enabled=true",
+            "eval.rollout_sampler=true",
+            f"debug.dump_details={tmp_path / 'dump'}",
+        )
     run_here(
         recipe,
         tmp_path / "replayed",

@@ -323,12 +323,3 @@ def test_hooks_of_a_switched_off_plugin_stay_silent(recipe, tmp_path, recorder):
     arguments = ["--without", "acme-recorder", "run", str(recipe), "--dry-run"]
     assert execute(arguments) == 0
     assert recorder.CALLS == []
-
-
-def test_a_run_without_the_logger_jsonl_ends_with_a_summary_and_a_report(recipe, tmp_path):
-    sets = ('logging.loggers=["console"]', "eval.datasets=[]", "train.num_rollout=1")
-    run_here(recipe, tmp_path / "run", *sets)
-    summary = summary_of(tmp_path / "run")
-    assert summary["train_seconds"] == 0.0
-    assert summary["iterations"] == 1
-    assert "metrics.jsonl" in (tmp_path / "run" / "report.html").read_text()  # named as missing

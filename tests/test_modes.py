@@ -251,3 +251,14 @@ def test_the_environment_of_the_recipe_is_there_while_the_run_is(
     run_here(recipe, tmp_path / "run", *sets, 'train.env={ACME_MODE="quick"}')
     assert seen == ["quick"]
     assert "ACME_MODE" not in os.environ
+
+
+def test_a_run_without_the_logger_jsonl_ends_with_a_summary_and_a_report(
+    recipe: Path, tmp_path: Path
+) -> None:
+    sets = ('logging.loggers=["console"]', "eval.datasets=[]", "train.num_rollout=1")
+    run_here(recipe, tmp_path / "run", *sets)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["train_seconds"] == 0.0
+    assert summary["iterations"] == 1
+    assert "metrics.jsonl" in (tmp_path / "run" / "report.html").read_text()  # named as missing

@@ -20,7 +20,7 @@ from drl.cluster.rewards import (
 )
 from drl.config.sections import RewardTerm
 from drl.errors import BadInput, RecipeError
-from drl.interfaces.engine import Engine, Launch
+from drl.interfaces.engine import Engine, Launch, ServerSettings
 from drl.interfaces.updater import SyncPlan, Updater
 from drl.lora import uniform_adapters
 from drl.model.build import Component
@@ -153,6 +153,24 @@ def launch_of(run: Run) -> Launch:
         device=run.context.device,
         dtype=recipe.train.forward_dtype,
         lora_targets=adapters,
+        server=server_settings(recipe, run.catalog),
+    )
+
+
+def server_settings(recipe: Any, catalog: Catalog) -> ServerSettings | None:
+    """Return how requests reach the engine of a recipe; None when it runs in this process."""
+    rollout = recipe.rollout
+    if not catalog.find("engine", rollout.engine).component.facts.get("served", False):
+        return None
+    # without a limit of its own the router lets through what the pool does: here that of one engine
+    connections = rollout.router_max_connections or rollout.server_concurrency
+    return ServerSettings(
+        router_max_connections=connections,
+        router_timeout_s=rollout.router_timeout,
+        router_failure_threshold=rollout.router_failure_threshold,
+        distributed_post=rollout.distributed_post,
+        parser_workers=rollout.parser_num_workers,
+        patch_groups=rollout.patch_groups or (),
     )
 
 

@@ -53,7 +53,9 @@ def drl_register_families() -> Sequence[Component]:
 def drl_register_engines() -> Sequence[Component]:
     """Offer rollout engines, chosen by ``rollout.engine``; options in ``[rollout.<name>]``.
 
-    Cheap and pure, as ``drl_register_families``. Targets derive from ``drl.api.Engine``.
+    Cheap and pure, as ``drl_register_families``. Targets derive from ``drl.api.Engine``. An engine
+    that is a server states ``served`` and the ``patch_groups`` that it knows in the component's
+    ``facts``, because a recipe is checked without the class.
     """
 
 

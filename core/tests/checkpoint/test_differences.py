@@ -39,6 +39,11 @@ def test_what_an_iteration_depends_on_is_told_apart():
         "eval.interval",
         "cluster.device",
         "rollout.server_concurrency",
+        "rollout.router_timeout",
+        "rollout.router_max_connections",
+        "rollout.router_failure_threshold",
+        "rollout.distributed_post",
+        "rollout.parser_num_workers",
     ],
 )
 def test_these_never_change_an_iteration(key):
@@ -47,7 +52,15 @@ def test_these_never_change_an_iteration(key):
 
 
 @pytest.mark.parametrize(
-    "key", ["train.seed", "train.forward_dtype", "lora.rank", "ema.enabled", "reward.type"]
+    "key",
+    [
+        "train.seed",
+        "train.forward_dtype",
+        "lora.rank",
+        "ema.enabled",
+        "reward.type",
+        "rollout.patch_groups",
+    ],
 )
 def test_these_always_do(key):
     (found,) = differences({key: 1}, {key: 2}, [])

@@ -22,6 +22,7 @@ from drl.config.flags import (
     moved_keys,
 )
 from drl.config.layers import nested
+from drl.config.rules.served import SERVED_ONLY
 from drl.config.sections import SECTIONS
 from drl.kinds import KINDS, SLOTS
 
@@ -131,6 +132,7 @@ BESIDE = {
 ELSEWHERE = {
     "sampling.fps": "of video families, test_rollout_rules.py",
     "sampling.guidance_scale_2": "of families with two experts, test_rollout_rules.py",
+    **dict.fromkeys(SERVED_ONLY, "of engines that are served, test_served_rules.py"),
     "eval.config": "its sets become eval.datasets, test_evaluation_file.py",
 }
 """Options that the recipe of these tests cannot show."""

@@ -86,6 +86,11 @@ def _dumped(draft: Draft, folder: str, name: str) -> Path | None:
     return None if root is None else root / folder / f"{name}.safetensors"
 
 
+def _served(value: Any) -> Callable[[Draft], Any]:
+    """Return what gives an option this value where the engine is a server; elsewhere it stays unset."""
+    return lambda draft: value if fact(draft, "engine", "rollout.engine", "served", False) else None
+
+
 _AUTOMATIC: dict[str, Callable[[Draft], Any]] = {
     "run.name": _run_name,
     "cluster.device": _device,
@@ -93,6 +98,10 @@ _AUTOMATIC: dict[str, Callable[[Draft], Any]] = {
     "sampling.generator_device": _generator_device,
     "trust.max_log_prob_diff": _parity_limit,
     "rollout.seed": lambda draft: draft.get("train.seed"),
+    "rollout.use_router": _served(True),
+    "rollout.router_failure_threshold": _served(3),
+    "rollout.distributed_post": _served(False),
+    "rollout.parser_num_workers": _served(1),
     "eval.num_steps": lambda draft: draft.get("sampling.num_steps"),
     "eval.input_key": lambda draft: draft.get("data.input_key"),
     "eval.reward_key": lambda draft: draft.get("reward.key"),

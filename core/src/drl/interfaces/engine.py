@@ -51,12 +51,33 @@ class EngineCapabilities:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How requests reach an engine that is a server, and what it changes in itself.
+
+    ``router_max_connections``: open connections at most, over all engines. ``router_timeout_s``:
+    seconds that one answer may take, None without limit. ``router_failure_threshold``: failed health
+    checks in a row after which the router sends an engine nothing more. ``distributed_post``:
+    requests are posted by processes on every node, not by the driver alone. ``parser_workers``: workers
+    that turn answers into samples. ``patch_groups``: groups of patches to apply, of those that the
+    engine's component states in its facts.
+    """
+
+    router_max_connections: int
+    router_timeout_s: float | None = None
+    router_failure_threshold: int = 3
+    distributed_post: bool = False
+    parser_workers: int = 1
+    patch_groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What an engine gets at start: model, devices, and the code that it may not import itself.
 
     ``family`` and ``sde_backends`` (by ``sde.type``) are instances for engines in this process;
     engines in another process build their own from ``checkpoint`` and the recipe. ``lora_targets``
-    per component is set when adapters will be pushed.
+    per component is set when adapters will be pushed. ``server`` is set for an engine whose component
+    states ``served`` in its facts, None for others.
     """
 
     checkpoint: str
@@ -66,6 +87,7 @@ class Launch:
     device: str = "cpu"
     dtype: str = "fp32"
     lora_targets: Mapping[str, tuple[str, ...]] = EMPTY
+    server: ServerSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

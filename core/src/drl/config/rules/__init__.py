@@ -17,6 +17,7 @@ from drl.config.rules.media import MEDIA_RULES
 from drl.config.rules.optimizer import OPTIMIZER_RULES
 from drl.config.rules.reference import REFERENCE_RULES
 from drl.config.rules.rollout import ROLLOUT_RULES
+from drl.config.rules.served import SERVED_RULES
 from drl.config.rules.training import TRAINING_RULES
 
 RULES = (
@@ -33,6 +34,7 @@ RULES = (
     *CHECKPOINT_RULES,
     *MACHINE_RULES,
     *ROLLOUT_RULES,
+    *SERVED_RULES,
     *MEDIA_RULES,
     *TRAINING_RULES,
     *DEBUG_RULES,

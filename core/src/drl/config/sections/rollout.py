@@ -11,6 +11,7 @@ from drl.config.fields import (
     ComponentName,
     FunctionName,
     InputFile,
+    Names,
     PlainName,
     Section,
 )
@@ -42,6 +43,37 @@ class RolloutSection(Section):
     )
     server_concurrency: int = Field(
         512, gt=0, description="Requests in flight at most, per engine; others wait."
+    )
+    use_router: bool | None = Field(
+        None,
+        description="Requests go through drl's router; true for a served engine, the only way there is.",
+    )
+    router_timeout: float | None = Field(
+        None, gt=0, description="Seconds that the router waits for an answer; no limit when unset."
+    )
+    router_max_connections: int | None = Field(
+        None,
+        gt=0,
+        description="Connections of the router at most; rollout.server_concurrency times the number of "
+        "engines when unset.",
+    )
+    router_failure_threshold: int | None = Field(
+        None,
+        gt=0,
+        description="Failed health checks in a row after which the router leaves an engine out; 3 for a "
+        "served engine when unset.",
+    )
+    distributed_post: bool | None = Field(
+        None,
+        description="Requests are posted by processes on every node; false for a served engine when unset.",
+    )
+    parser_num_workers: int | None = Field(
+        None,
+        gt=0,
+        description="Workers that read answers of the engine; 1 for a served engine when unset.",
+    )
+    patch_groups: Names | None = Field(
+        None, description="Groups of patches by which a served engine computes as the trainer does."
     )
     shared_start: bool = Field(
         False, description="Samples of a group share their initial latents, not their step noise."

@@ -121,7 +121,8 @@ def test_a_function_is_imported_when_it_is_asked_for_and_once(catalog: Catalog) 
     assert "acme_functions" not in sys.modules
     first = functions.get(FILTER)
     module = sys.modules["acme_functions"]
-    assert first is functions.get(FILTER) is vars(module)["two"]
+    assert first is functions.get(FILTER)
+    assert vars(first)["__wrapped__"] is vars(module)["two"]
     assert vars(module)["LOADED"] == [1]
 
 
@@ -236,3 +237,22 @@ def test_the_seeds_name_of_a_removed_sample() -> None:
     assert sample.removed is True
     sample.removed = False
     assert sample.remove_sample is False
+
+
+def test_an_exception_names_the_option_and_the_function_that_raised_it(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_failing.py").write_text(
+        "def keep(run, groups): raise ValueError('no groups')\n"
+        "async def score(run, samples): raise KeyError('clip')\n"
+    )
+    importlib.invalidate_caches()
+    keep = one_of(catalog, "rollout.sample_filter", "acme_failing:keep")
+    score = one_of(catalog, "reward.custom", "acme_failing:score")
+    with pytest.raises(ValueError, match="no groups") as failed:
+        keep(None, [])
+    assert failed.value.__notes__ == ["raised by rollout.sample_filter = 'acme_failing:keep'"]
+    with pytest.raises(KeyError) as missed:
+        asyncio.run(score(None, []))
+    assert missed.value.__notes__ == ["raised by reward.custom = 'acme_failing:score'"]
+    sys.modules.pop("acme_failing", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,8 @@ class Functions:
         name = self._recipe.section(section).__getattribute__(key)
         if name is None:
             return None
-        return _fitted(option, self._catalog.function(option, name))
+        function = _fitted(option, self._catalog.function(option, name))
+        return _named(f"raised by {option} = '{name}'", function)
 
 
 def _fitted(slot: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,3 +60,28 @@ def _fitted(slot: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments, **kept)
 
     return without_unknown
+
+
+def _named(note: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function in front of one that notes on an exception whose option it came from."""
+    if not inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        def called(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                return function(*arguments, **keywords)
+            except Exception as error:
+                error.add_note(note)
+                raise
+
+        return called
+
+    @functools.wraps(function)
+    async def awaited(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return await function(*arguments, **keywords)
+        except Exception as error:
+            error.add_note(note)
+            raise
+
+    return awaited

@@ -36,6 +36,26 @@ def test_an_option_has_type_default_limits_help_and_owner(catalog: Catalog) -> N
     ]
 
 
+def test_an_option_that_takes_a_function_says_how_it_is_called_and_which_there_are(
+    catalog: Catalog,
+) -> None:
+    lines = explain("rollout.dynamic_sampling_filter", catalog).splitlines()
+    assert "  type     name of a function, or package.module:function" in lines
+    assert "  called   (run, group)" in lines
+    assert "  names    zero_std" in lines
+    assert "  names    none is registered" in explain("rollout.sample_filter", catalog)
+    # given by name, and only to a function that takes it
+    assert "(run, request, sampling, evaluation=…)" in explain("rollout.custom_generate", catalog)
+
+
+def test_an_option_that_picks_components_names_those_that_are_installed(catalog: Catalog) -> None:
+    text = explain("algorithm.advantage_estimator", catalog)
+    assert "  type     name of a component, or package.module:Class\n  names    gdpo, grpo" in text
+    loggers = explain("logging.loggers", catalog)
+    assert "  type     list, each a name of a component, or package.module:Class" in loggers
+    assert re.search(r"names +console, jsonl", loggers)
+
+
 def test_an_option_of_a_plugin_names_its_distribution(catalog: Catalog) -> None:
     text = explain("algorithm.policy_loss.clip_range", catalog)
     assert "owner    drl-loss-flow-grpo 0.1.0" in text

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from textwrap import indent
 from typing import TYPE_CHECKING
 
+from drl.components import EMPTY
 from drl.config.describe import Described, described
 from drl.config.flags import CORE, Known, known_keys, moved_keys, moved_text, not_available
 from drl.config.messages import did_you_mean
 from drl.config.sections import SECTIONS
+from drl.config.signatures import call_text
 from drl.errors import BadInput
-from drl.kinds import FUNCTION, KINDS
+from drl.kinds import FUNCTION, KINDS, SLOT_BY_OPTION
 from drl.options import Options
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def explain(path: str, catalog: Catalog) -> str:
         if not rest:
             return _section(section, catalog)
         if not key and name in SECTIONS[section].model_fields:
-            return _one(path, CORE, described(SECTIONS[section]), name)
+            return _one(path, CORE, described(SECTIONS[section]), name, _names(path, catalog))
         if (table := own_tables(section).get(name)) is not None:
             if key in table.model_fields:
                 return _one(path, CORE, described(table), key)
@@ -102,15 +104,39 @@ def _component(section: str, entry: Entry, catalog: Catalog, key: str) -> str:
     return "\n".join(lines)
 
 
-def _one(path: str, owner: str, options: Iterator[Described] | list[Described], key: str) -> str:
+def _names(path: str, catalog: Catalog) -> dict[str, str]:
+    """Return what an option that names a function or a component takes; nothing for any other."""
+    if path in SLOT_BY_OPTION:
+        facts = {
+            "type": "name of a function, or package.module:function",
+            "called": call_text(path),
+        }
+        return facts | {"names": ", ".join(catalog.names(FUNCTION, path)) or "none is registered"}
+    for kind in KINDS:
+        if kind.option == path and kind.name != FUNCTION:
+            names = ", ".join(catalog.names(kind.name)) or "none is installed"
+            return {"type": "name of a component, or package.module:Class", "names": names}
+    return {}
+
+
+def _one(
+    path: str,
+    owner: str,
+    options: Iterator[Described] | list[Described],
+    key: str,
+    names: Mapping[str, str] = EMPTY,
+) -> str:
     option = next(option for option in options if option.key == key)
+    kind = names.get("type", option.kind)
     facts = {
-        "type": option.kind,
+        **names,
+        "type": f"list, each a {kind}" if names and option.kind.startswith("list") else kind,
         "default": option.default,
         "limits": option.limits,
         "owner": owner,
     }
-    table = "\n".join(f"{name:<8} {value}" for name, value in facts.items() if value)
+    order = ("type", "called", "names", "default", "limits", "owner")
+    table = "\n".join(f"{name:<8} {facts[name]}" for name in order if facts.get(name))
     return f"{path}\n{indent(f'{option.help}{chr(10)}{table}', '  ')}"
 
 

@@ -157,10 +157,10 @@ def test_what_is_not_there_is_named_with_the_nearest(acme: None, path: str, said
 def test_a_file_that_is_no_python_is_named(
     package: Callable[[str, str], None], tmp_path: Path, text: str
 ) -> None:
-    package("acme_odd.py", "")
-    (tmp_path / "acme_odd.py").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(UnknownComponent, match=r"acme_odd:f: acme_odd.py cannot be read"):
-        read_definition("acme_odd:f")
+    package("acme_no_python.py", "")
+    (tmp_path / "acme_no_python.py").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UnknownComponent, match=r"acme_no_python:f: acme_no_python.py cannot be read"):
+        read_definition("acme_no_python:f")
 
 
 def test_single_modules_and_packages_without_init_are_found(

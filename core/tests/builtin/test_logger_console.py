@@ -248,13 +248,15 @@ def test_the_view_shows_where_the_run_is(clock: Clock) -> None:
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from typing import ClassVar
 from drl.api import Context, RunFacts
 from drl.builtin.config_loggers import ConsoleOptions
 from drl.builtin.logger_console import ConsoleLogger
 
+# a shell's job in the background, which may be what runs the tests, ignores Ctrl-C; a terminal's does not
+signal.signal(signal.SIGINT, signal.default_int_handler)
 logger = ConsoleLogger(ConsoleOptions(refresh_per_second=20), Context())
 logger.start(RunFacts(name="glyphs", run_dir=Path("."), recipe={}, first=0, total=3))
 for step in range(2):

@@ -159,7 +159,9 @@ def test_a_file_that_is_no_python_is_named(
 ) -> None:
     package("acme_no_python.py", "")
     (tmp_path / "acme_no_python.py").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(UnknownComponent, match=r"acme_no_python:f: acme_no_python.py cannot be read"):
+    with pytest.raises(
+        UnknownComponent, match=r"acme_no_python:f: acme_no_python.py cannot be read"
+    ):
         read_definition("acme_no_python:f")
 
 

@@ -23,24 +23,25 @@ def run_of(folder: Path, rewards: Sequence[float]) -> Path:
     return folder
 
 
-def test_the_mean_reaches_evenly_to_both_sides_and_less_at_the_ends() -> None:
+def test_a_mean_has_as_many_points_on_both_sides() -> None:
     points = [(1.0, 0.0), (2.0, 3.0), (3.0, 6.0), (4.0, 3.0), (5.0, 0.0)]
-    assert smooth(points, 1) == [(1.0, 0.0), (2.0, 3.0), (3.0, 4.0), (4.0, 3.0), (5.0, 0.0)]
+    assert smooth(points, 1) == [(2.0, 3.0), (3.0, 4.0), (4.0, 3.0)]
     assert smooth(points, 0) == points
-    wide = [y for _, y in smooth(points, 9)]
-    assert wide == pytest.approx([0.0, 3.0, 12 / 5, 3.0, 0.0])
+    assert smooth(points, 9) == [(3.0, pytest.approx(12 / 5))]  # no more than there are
+    assert smooth(points[:2], 5) == points[:2]
 
 
 def test_a_straight_line_stays_one() -> None:
     points = [(float(x), 2.0 * x) for x in range(20)]
-    assert smooth(points, 5) == points
+    assert smooth(points, 5) == points[5:-5]
 
 
 def test_each_run_has_a_line_and_a_row_of_the_legend(tmp_path: Path) -> None:
     first = run_of(tmp_path / "first", [0.1, 0.2, 0.3])
     second = run_of(tmp_path / "second", [0.3, 0.2])
     out = tmp_path / "curves.svg"
-    assert main([f"a < b={first}", f"other={second}", "--out", str(out)]) == 0
+    runs = [f"a < b={first}", f"other={second}"]
+    assert main([*runs, "--half", "0", "--out", str(out)]) == 0
     root = ElementTree.parse(out).getroot()
     drawn = root.findall(f"{SVG}polyline")
     assert [line.get("stroke") for line in drawn] == list(COLOURS[:2])

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Draw the rollout rewards of several runs into one SVG: tools/reward_curves.py NAME=RUN ... --out FILE.
 
-A point is the mean over the samples of an iteration, averaged over the iterations around it.
+A point is the mean over the samples of an iteration, averaged over the iterations around it; the first
+and the last have too few around them and are left out.
 """
 
 from __future__ import annotations
@@ -42,13 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def smooth(points: Sequence[tuple[float, float]], half: int) -> list[tuple[float, float]]:
-    """Return each point as the mean of those up to ``half`` places away, fewer at the ends."""
-    smoothed = []
-    for place, (x, _) in enumerate(points):
-        reach = min(half, place, len(points) - 1 - place)  # even on both sides: no lag at the ends
-        near = [y for _, y in points[place - reach : place + reach + 1]]
-        smoothed.append((x, sum(near) / len(near)))
-    return smoothed
+    """Return the mean of the points up to ``half`` places away, where there are as many on both sides."""
+    reach = min(half, (len(points) - 1) // 2)
+    return [
+        (
+            points[place][0],
+            sum(y for _, y in points[place - reach : place + reach + 1]) / (2 * reach + 1),
+        )
+        for place in range(reach, len(points) - reach)
+    ]
 
 
 def drawing(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:

@@ -128,8 +128,7 @@ def wrapped(variant: Variant, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
             wrap=("JointTransformerBlock",),
             mesh=mesh,
             forward_dtype="bf16",
-            reshard_after_forward=variant.reshard,
-            frozen=variant.frozen,
+            frozen=variant.frozen if variant.reshard else "kept",
         )
         return model
     ignored = set(trained(model)) if variant.wrap == "adapters ignored" else set()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from ranked_sockets import collectives_stay_on_the_loopback_interface
 from ranked_trainer import (
     WIDTH,
     gradients,
@@ -70,6 +69,12 @@ def a_base_that_stays_whole_gives_the_same_gradients(ranks: Ranks) -> None:
     for name, tensor in net.state_dict().items():
         assert not isinstance(tensor, DTensor), name
         assert torch.equal(tensor, right[name]), name
+
+
+def a_base_kept_after_the_forward_gives_the_same_gradients(ranks: Ranks) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("drl.model.materialize.memory_of", lambda device: 10**12)
+        same_gradients(ranks, 7, 3, lora=True, shard_frozen="always")
 
 
 def uneven_samples_weigh_the_same(ranks: Ranks) -> None:
@@ -322,40 +327,13 @@ def ranks_tell_each_other(ranks: Ranks) -> None:
     assert {ranks.save_group, ranks.talk, dist.group.WORLD}.__len__() == 3
 
 
-def listening() -> dict[str, str]:
-    """Return the sockets on which this process listens: inode to row of /proc/net/tcp."""
-    links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-    mine = {link.readlink().name for link in links if link.is_symlink()}
-    rows = [
-        row
-        for table in ("tcp", "tcp6")
-        for row in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
-    ]
-    return {
-        row.split()[9]: row
-        for row in rows
-        if row.split()[3] == "0A" and f"socket:[{row.split()[9]}]" in mine
-    }
-
-
-LISTENING: dict[str, str] = {}
-"""What this process listened on before the ranks began: tests before these may have left something."""
-
-
-def collectives_stay_on_the_loopback_interface(ranks: Ranks) -> None:
-    """No rank listens on an address that another machine reaches."""
-    loopback = {"0100007F", "00000000000000000000000001000000"}
-    for inode, row in listening().items():
-        if inode not in LISTENING:
-            assert row.split()[1].split(":")[0] in loopback, row
-
-
 CHECKS: dict[str, Callable[[Ranks], None]] = {
     check.__name__: check
     for check in (
         full_weights_have_the_gradients_of_one_rank,
         adapters_have_the_gradients_of_one_rank,
         a_base_that_stays_whole_gives_the_same_gradients,
+        a_base_kept_after_the_forward_gives_the_same_gradients,
         uneven_samples_weigh_the_same,
         a_rank_without_samples_changes_nothing,
         steps_stay_together,

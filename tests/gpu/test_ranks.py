@@ -43,7 +43,7 @@ def apart(ours: Tensor, theirs: Tensor) -> float:
     return ((ours - theirs).norm() / theirs.norm()).item()
 
 
-@pytest.mark.parametrize("kind", ["adapters", "full weights"])
+@pytest.mark.parametrize("kind", ["adapters", "adapters, base sharded", "full weights"])
 def test_two_ranks_have_the_gradients_of_one(
     recipe: Path, tmp_path: Path, fp32: tuple[str, ...], two: str, kind: str
 ) -> None:
@@ -53,6 +53,8 @@ def test_two_ranks_have_the_gradients_of_one(
         sets[sets.index("lora.init_weights=gaussian")] = "lora.enabled=false"
     run_here(recipe, tmp_path / "still", *sets, "optimizer.lr=0")
     start = flat(trained_weights(tmp_path / "still", 1))
+    if kind == "adapters, base sharded":
+        sets.append("train.shard_frozen=always")
     moves = []
     for name, more in (("one", ()), ("two", (two,))):
         run_here(recipe, tmp_path / name, *sets, *more)

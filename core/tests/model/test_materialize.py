@@ -151,7 +151,9 @@ def test_vectors_of_the_base_stay_whole_beside_adapters_only() -> None:
 @pytest.mark.parametrize(
     ("wanted", "memory", "layout"),
     [
-        ("always", 10**12, "sharded"),
+        ("always", 10**12, "kept"),
+        ("always", 1, "sharded"),
+        ("always", None, "sharded"),
         ("never", 1, "whole"),
         ("never", None, "whole"),
         ("auto", None, "sharded"),
@@ -173,10 +175,11 @@ def test_a_quarter_of_the_memory_in_the_forwards_precision_is_the_limit() -> Non
         for memory, layout in ((enough, "whole"), (enough - 4, "sharded")):
             found = frozen_layout(net, wanted="auto", forward_dtype=dtype, memory=memory)
             assert found == layout
+        assert frozen_layout(net, wanted="always", forward_dtype=dtype, memory=enough) == "kept"
 
 
 def test_trained_weights_are_always_sharded() -> None:
-    for wanted in ("auto", "never"):
+    for wanted in ("auto", "always", "never"):
         layout = frozen_layout(make_net(), wanted=wanted, forward_dtype="bf16", memory=10**12)
         assert layout == "sharded"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ranked_checks import CHECKS, LISTENING, OUTCOMES, listening, run_checks
+from ranked_checks import CHECKS, OUTCOMES, run_checks
+from ranked_sockets import LISTENING, listening
 from ranked_trainer import start
 
 from drl.model.parallel import ALONE, Ranks, sum_whole_gradients

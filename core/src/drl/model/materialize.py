@@ -76,7 +76,8 @@ def spread(
             module,
             wanted="always" if settings.cpu_offload else settings.shard_frozen,
             forward_dtype=settings.forward_dtype,
-            memory=memory_of(device),
+            # what is offloaded is to leave the device between forward and backward too
+            memory=None if settings.cpu_offload else memory_of(device),
         )
     )
     # the whole module never sees the device: shards are made empty, then filled one by one

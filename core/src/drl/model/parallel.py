@@ -91,7 +91,6 @@ def shard(
     forward_dtype: str,
     reduce_dtype: str = "fp32",
     cpu_offload: bool = False,
-    reshard_after_forward: bool = True,
     frozen: str = "sharded",
 ) -> None:
     """Shard a component over ``mesh`` in place: a group per module of a class in ``wrap``, one for the rest.
@@ -99,8 +98,9 @@ def shard(
     Adapters must be in the module already. Parameters are gathered in ``forward_dtype``; gradients are
     summed over ranks in ``reduce_dtype``, not averaged, because rows are weighted by the whole window.
     With adapters, neighbours share a group, only matrices of the base are sharded, and all of it is stored
-    in ``forward_dtype`` from now on: that is the precision in which it is gathered, so no forward changes;
-    ``frozen`` "whole" keeps it whole on every rank instead. A module on the meta device stays there.
+    in ``forward_dtype`` from now on: that is the precision in which it is gathered, so no forward changes.
+    ``frozen`` "kept" keeps what a forward gathered for the backward, "whole" shards nothing of the base. A
+    module on the meta device stays there.
     Raises BadInput for a class that occurs nowhere and for an empty ``wrap``.
     """
     groups = wrapped_modules(module, wrap)
@@ -127,7 +127,7 @@ def shard(
             offload_policy=offload,
             ignored_params=whole,
             # the root's group is needed again as soon as the backward begins
-            reshard_after_forward=reshard_after_forward and part != [module],
+            reshard_after_forward=frozen != "kept" and part != [module],
         )
         made = part[0]  # modules of one group share its settings
         assert isinstance(made, FSDPModule)
@@ -215,19 +215,22 @@ FROZEN_SHARE = 0.25
 
 
 def frozen_layout(module: nn.Module, *, wanted: str, forward_dtype: str, memory: int | None) -> str:
-    """Return "whole" or "sharded" for the base of a component with adapters.
+    """Return "whole", "kept" or "sharded" for the base of a component with adapters.
 
     ``wanted``: "auto", "always" or "never" shard it. ``memory``: bytes of the device; None (the CPU,
-    which all ranks share) counts as too little.
+    which all ranks share) counts as too little. "kept": sharded, and gathered once a step, because a
+    backward that gathers it again saves memory that is not scarce.
     """
     adapters = set(whole_parameters(module))
-    if wanted == "always" or not adapters:
+    if not adapters:
         return "sharded"
     if wanted == "never":
         return "whole"
     size = DTYPES[forward_dtype].itemsize
     base = sum(p.numel() for p in module.parameters() if p not in adapters) * size
-    return "whole" if memory is not None and base <= FROZEN_SHARE * memory else "sharded"
+    if memory is None or base > FROZEN_SHARE * memory:
+        return "sharded"
+    return "whole" if wanted == "auto" else "kept"
 
 
 def reshard(modules: Iterable[nn.Module]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from drl.mathematics.noising import (
+    logit_normal_level,
     noised,
     noised_with_targets,
     pair_noise,
+    shifted,
     squared_distance,
     target_of,
     velocity_error,
@@ -73,3 +76,16 @@ def test_the_error_of_a_velocity_is_a_mean_over_elements_and_a_sum_over_streams(
     exact = {"visual": inputs.extras[target_of("visual")]}
     assert velocity_error(exact, inputs).tolist() == [0.0]
     assert velocity_error({"visual": exact["visual"] + 2.0}, inputs).tolist() == [4.0]
+
+
+def test_a_shift_moves_levels_up_and_leaves_the_ends() -> None:
+    assert shifted(0.5, 3.0) == pytest.approx(0.75)  # 1.5 / 2
+    levels = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
+    assert shifted(levels, 3.0).tolist() == pytest.approx([0.0, 0.5, 1.0])
+    assert torch.equal(shifted(levels, 1.0), levels)
+
+
+def test_a_logit_normal_level_is_the_sigmoid_of_one_normal_draw() -> None:
+    z = float(torch.randn((), generator=torch.Generator().manual_seed(4)).double())
+    level = logit_normal_level(torch.Generator().manual_seed(4))
+    assert level / (1 - level) == pytest.approx(torch.tensor(z).exp().item())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drl.api import VISUAL, Context, ContractError, Sample, StepContext, TrustError, successor
-from drl.mathematics.recorded import recorded_pairs, weight_of
+from drl.mathematics.recorded import encoded, recorded_pairs, weight_of
 from drl.testing.builders import make_sample
 from drl_loss_flow_grpo.config import PolicyLossConfig
 from drl_loss_flow_grpo.loss import PolicyLoss
@@ -127,3 +127,17 @@ def test_the_loss_expands_its_unit_and_feeds_the_recorded_latents() -> None:
     assert [pair.id for pair in pairs] == [(12, 1), (12, 2)]
     with pytest.raises(ContractError, match="one advantage per sample"):
         loss.expand([windowed()], None, StepContext(section=section))
+
+
+def test_a_record_without_latents_or_condition_is_named_with_what_is_trained_on() -> None:
+    sample = make_sample(index=7, steps=2, reward=None)
+    assert sample.condition is not None
+    sample.clean = None
+    with pytest.raises(ContractError) as refusal:
+        encoded(sample, "this loss trains on records")
+    assert str(refusal.value) == "sample 7 lacks clean latents; this loss trains on records"
+    sample.clean = {VISUAL: torch.zeros(2)}
+    assert encoded(sample, "") == (sample.clean, sample.condition)
+    sample.condition = None
+    with pytest.raises(ContractError, match="sample 7 lacks its condition; records"):
+        encoded(sample, "records")

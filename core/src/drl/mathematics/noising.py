@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from drl.api import ForwardInputs, PairBatch, StepContext, Streams
 from drl.mathematics.gaussian import over_rows, row_mean
+
+Level = TypeVar("Level", float, Tensor)
+
+
+def shifted(level: Level, shift: float) -> Level:
+    """Return ``s x / (1 + (s - 1) x)``: noise levels moved up (Stable Diffusion 3, arXiv 2403.03206, 5.3.2)."""
+    return shift * level / (1 + (shift - 1) * level)
+
+
+def logit_normal_level(generator: Generator) -> float:
+    """Return ``sigmoid(z)``, z standard normal (Stable Diffusion 3, arXiv 2403.03206, section 3.1)."""
+    return float(torch.randn((), generator=generator).double().sigmoid())
 
 
 def pair_noise(pairs: PairBatch, context: StepContext, purpose: str) -> Streams:

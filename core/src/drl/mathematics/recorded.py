@@ -6,7 +6,16 @@ import math
 
 from torch import Tensor, equal
 
-from drl.api import ContractError, Pair, Sample, Streams, Trajectory, TrustError, successor
+from drl.api import (
+    ConditionRecord,
+    ContractError,
+    Pair,
+    Sample,
+    Streams,
+    Trajectory,
+    TrustError,
+    successor,
+)
 
 
 def recorded_pairs(sample: Sample, advantage: float, sigmas: Tensor | None) -> list[Pair]:
@@ -24,6 +33,14 @@ def recorded_pairs(sample: Sample, advantage: float, sigmas: Tensor | None) -> l
 def weight_of(sample: Sample) -> float:
     """Return 1, and 0 for a sample that a filter took out or that has no reward."""
     return 0.0 if sample.removed or sample.reward is None else 1.0
+
+
+def encoded(sample: Sample, trains_on: str) -> tuple[Streams, ConditionRecord]:
+    """Return clean latents and condition of a record; ContractError ends with what the loss ``trains_on``."""
+    if sample.clean is None or sample.condition is None:
+        missing = "clean latents" if sample.clean is None else "its condition"
+        raise ContractError(f"sample {sample.index} lacks {missing}; {trains_on}")
+    return sample.clean, sample.condition
 
 
 def final_latents(sample: Sample) -> tuple[Trajectory, Streams]:

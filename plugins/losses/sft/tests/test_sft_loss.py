@@ -20,12 +20,12 @@ from drl.api import (
     Sample,
     StepContext,
 )
-from drl.mathematics.noising import target_of
+from drl.mathematics.noising import logit_normal_level, target_of
 from drl.testing.builders import make_sample
 from drl.testing.contracts.loss_driver import batch_of
 from drl_loss_sft.config import SftLossConfig
 from drl_loss_sft.loss import SftLoss, by_sigma
-from drl_loss_sft.sigmas import draw_from_grid, draw_logit_normal, shifted_grid
+from drl_loss_sft.sigmas import draw_from_grid, shifted_grid
 
 CONTEXT = StepContext(seed=5, section=SimpleNamespace(kl_beta=0.0, adv_clip_max=5.0))
 
@@ -64,7 +64,7 @@ def test_grid_draws_are_points_of_the_grid_and_even_over_it() -> None:
 
 def test_logit_normal_draws_have_their_median_at_one_half() -> None:
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.tensor([draw_logit_normal(generator) for _ in range(4000)])
+    drawn = torch.tensor([logit_normal_level(generator) for _ in range(4000)])
     assert float(drawn.median()) == pytest.approx(0.5, abs=0.02)
     assert float(torch.logit(drawn).std()) == pytest.approx(1.0, abs=0.04)
     assert bool(((drawn > 0) & (drawn < 1)).all())
@@ -202,7 +202,7 @@ def test_the_option_says_where_noise_levels_are_drawn() -> None:
     normal = [pair.sigma for pair in expand(sft(sigma="logit_normal"), 40)]
     assert not set(normal) & set(shifted_grid(1.0).tolist())
     generator = CONTEXT.generator("sft_sigma", 7)
-    assert normal[4] != normal[7] == draw_logit_normal(generator)
+    assert normal[4] != normal[7] == logit_normal_level(generator)
     assert on_grid[7] == draw_from_grid(3.0, CONTEXT.generator("sft_sigma", 7))
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from drl.mathematics.noising import shifted
+
 LOWEST = 0.01
 EDGE = 1e-7
 
@@ -33,5 +35,4 @@ def logit_normal(count: int, shift: float, generator: Generator) -> Tensor:
     even = torch.rand(count, generator=generator, dtype=torch.float64)
     quantile = (torch.arange(count) + even) / count
     raw: Tensor = torch.special.ndtri(quantile.clamp(EDGE, 1 - EDGE)).sigmoid()
-    shifted = shift * raw / (1 + (shift - 1) * raw)
-    return shifted.clamp(min=LOWEST)
+    return shifted(raw, shift).clamp(min=LOWEST)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
+from drl.mathematics.noising import logit_normal_level, shifted
+
 
 def draw_sigma(kind: str, shift: float, generator: Generator) -> float:
-    """Return one level in (0, 1]: uniform or ``sigmoid(z)`` with z standard normal, then shifted.
-
-    The shift ``s u / (1 + (s - 1) u)`` is that of Stable Diffusion 3 (arXiv 2403.03206, section 5.3.2).
-    """
+    """Return one level in (0, 1]: uniform or ``sigmoid(z)`` with z standard normal, then shifted."""
     if kind == "logit_normal":
-        raw = float(torch.randn((), generator=generator).double().sigmoid())
+        raw = logit_normal_level(generator)
     else:
         raw = 1.0 - float(torch.rand((), generator=generator, dtype=torch.float64))
-    return shift * raw / (1 + (shift - 1) * raw)
+    return shifted(raw, shift)

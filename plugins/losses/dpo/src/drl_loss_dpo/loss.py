@@ -35,7 +35,10 @@ from drl.api import (
     rejected,
 )
 from drl.mathematics.noising import noised, pair_noise, target_of, velocity_error
+from drl.mathematics.recorded import encoded
 from drl_loss_dpo.levels import draw_sigma
+
+TRAINS_ON = "dpo trains on samples that the data source gave two media for and the family encoded"
 
 
 class Dpo(Loss):
@@ -54,14 +57,9 @@ class Dpo(Loss):
         return [self._pair(sample, context) for sample in unit]
 
     def _pair(self, sample: Sample, context: StepContext) -> Pair:
-        if sample.clean is None or sample.condition is None:
-            missing = "clean latents" if sample.clean is None else "its condition"
-            raise ContractError(
-                f"sample {sample.index} lacks {missing}; dpo trains on samples that the data source gave "
-                "two media for and the family encoded"
-            )
-        for stream, chosen in chosen_of(sample.clean).items():
-            worse = sample.clean.get(rejected(stream))
+        clean, condition = encoded(sample, TRAINS_ON)
+        for stream, chosen in chosen_of(clean).items():
+            worse = clean.get(rejected(stream))
             if worse is None or worse.shape != chosen.shape:
                 found = "none" if worse is None else f"{tuple(worse.shape)}"
                 raise ContractError(
@@ -74,8 +72,8 @@ class Dpo(Loss):
             unit=sample.index,
             sigma=draw_sigma(self.options.sigma, self.options.flow_shift, generator),
             weight=0.0 if sample.removed else 1.0,
-            tensors=dict(sample.clean),
-            condition=sample.condition,
+            tensors=dict(clean),
+            condition=condition,
         )
 
     def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:

@@ -14,7 +14,6 @@ from torch import Generator, Tensor
 
 from drl.api import (
     BadInput,
-    ContractError,
     ForwardInputs,
     Loss,
     LossOutput,
@@ -28,9 +27,11 @@ from drl.api import (
     ScoredTransition,
     StepContext,
 )
-from drl.mathematics.noising import noised_with_targets, velocity_error
-from drl_loss_sft.sigmas import GRID_POINTS, draw_from_grid, draw_logit_normal
+from drl.mathematics.noising import logit_normal_level, noised_with_targets, velocity_error
+from drl.mathematics.recorded import encoded
+from drl_loss_sft.sigmas import GRID_POINTS, draw_from_grid
 
+TRAINS_ON = "sft_loss trains on samples that the data source gave media for and the family encoded"
 DRAWS = 10_000
 """Noise levels drawn at most until one belongs to the component that trains."""
 
@@ -51,12 +52,7 @@ class SftLoss(Loss):
         return [self._pair(sample, context) for sample in unit]
 
     def _pair(self, sample: Sample, context: StepContext) -> Pair:
-        if sample.clean is None or sample.condition is None:
-            missing = "clean latents" if sample.clean is None else "its condition"
-            raise ContractError(
-                f"sample {sample.index} lacks {missing}; sft_loss trains on samples that the data "
-                "source gave media for and the family encoded"
-            )
+        clean, condition = encoded(sample, TRAINS_ON)
         sigma = self._sigma(context.generator("sft_sigma", sample.index), context)
         return Pair(
             id=(sample.index,),
@@ -64,8 +60,8 @@ class SftLoss(Loss):
             sigma=sigma,
             timestep=None if context.routes is None else timestep_of(sigma),
             weight=0.0 if sample.removed else 1.0,
-            tensors=dict(sample.clean),
-            condition=sample.condition,
+            tensors=dict(clean),
+            condition=condition,
         )
 
     def _sigma(self, generator: Generator, context: StepContext) -> float:
@@ -92,7 +88,7 @@ class SftLoss(Loss):
     def _draw(self, generator: Generator) -> float:
         if self.options.sigma == "grid":
             return draw_from_grid(self.options.flow_shift, generator)
-        return draw_logit_normal(generator)
+        return logit_normal_level(generator)
 
     def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:
         """Return the noised latents; ``extras`` holds the target of each stream."""

@@ -7,6 +7,8 @@ from functools import cache
 import torch
 from torch import Generator, Tensor
 
+from drl.mathematics.noising import shifted
+
 GRID_POINTS = 1000
 
 
@@ -14,15 +16,10 @@ GRID_POINTS = 1000
 def shifted_grid(shift: float) -> Tensor:
     """Return ``(1000,)`` float64: 1 down to 1/1000 in even steps, then ``s x / (1 + (s - 1) x)``."""
     even = torch.linspace(1.0, 1.0 / GRID_POINTS, GRID_POINTS, dtype=torch.float64)
-    return shift * even / (1 + (shift - 1) * even)
+    return shifted(even, shift)
 
 
 def draw_from_grid(shift: float, generator: Generator) -> float:
     """Return one point of the grid, all points alike."""
     place = torch.randint(GRID_POINTS, (), generator=generator)
     return float(shifted_grid(shift)[place])
-
-
-def draw_logit_normal(generator: Generator) -> float:
-    """Return ``sigmoid(z)``, z standard normal (Stable Diffusion 3, arXiv 2403.03206, section 3.1)."""
-    return float(torch.randn((), generator=generator).double().sigmoid())

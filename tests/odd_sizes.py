@@ -18,7 +18,7 @@ from drl.model.trainer import StepSettings, Trainer
 from drl.stages.loss import Forward
 from drl.stages.pairs import expand_units, unit_spans
 from drl.stages.shards import Layout, shards_of, split_evenly
-from drl.stages.step import WindowResult, accumulate
+from drl.stages.step import WindowResult, accumulate, result_of
 from drl.testing import make_sample
 from drl.types import Guidance
 from drl_loss_flow_grpo.config import PolicyLossConfig
@@ -111,7 +111,11 @@ def over_ranks(
         zero_gradients(forward)
         if weight:
             results += [
-                accumulate(forward, shard.windows[number], weight, CONTEXT) for shard in shards
+                result_of(
+                    shard.windows[number],
+                    accumulate(forward, shard.windows[number], weight, CONTEXT),
+                )
+                for shard in shards
             ]
         gradients.append(gradient_of(forward))
     return gradients, shards, results

@@ -308,7 +308,7 @@ def figures_of_ranks_add_up(ranks: Ranks) -> None:
 
 
 def parity_is_that_of_the_worst_rank(ranks: Ranks) -> None:
-    from drl.model.trainer import joined
+    from drl.stages.parity import joined
 
     mine = ParityReport(by_step={0: 0.0, ranks.rank + 1: float(ranks.rank)}, rows=2)
     whole = joined(ranks.gather(mine))

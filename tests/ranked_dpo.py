@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from ranked_trainer import WIDTH, gradients, make_trainer
-from small_trainer import FAMILY
+from small_trainer import FAMILY, Toy
 
 from drl.model.parallel import ALONE, Ranks
 from drl.model.trainer import Trainer
@@ -20,7 +19,7 @@ from drl.types import VISUAL, Context, Sample, Shard, StepContext, rejected
 from drl_loss_dpo.config import DpoConfig
 from drl_loss_dpo.loss import Dpo
 
-FAMILY_WITHOUT_TIMESTEPS: Any = SimpleNamespace(
+FAMILY_WITHOUT_TIMESTEPS: Any = Toy(
     **vars(FAMILY) | {"model_time": lambda sigma_B, timestep_B: 1000 * sigma_B}
 )
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from drl.interfaces.family import PASSTHROUGH, Route
+from drl.interfaces.family import PASSTHROUGH, Family, Route
 from drl.interfaces.loss import Loss
 from drl.mathematics.schedule import ScheduleSettings
 from drl.model.trainer import StepSettings, Trainer
@@ -55,7 +55,14 @@ class Scale(nn.Module):
         return self.dropout(self.weight * x + self.bias)
 
 
-FAMILY = SimpleNamespace(
+class Toy(SimpleNamespace):
+    """A family by its functions; guidance is as in all families."""
+
+    conditions = Family.conditions
+    predict = Family.predict
+
+
+FAMILY = Toy(
     condition=lambda record: Condition(arguments={}),
     collate=lambda rows: Condition(arguments={}, rows=len(rows)),
     route=lambda timestep: Route(),

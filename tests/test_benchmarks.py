@@ -154,6 +154,29 @@ def test_a_checkpoint_is_saved_both_ways_and_loaded(run: Run) -> None:
     assert "later block / sync" in printed
 
 
+def check_push(row: dict[str, Any]) -> None:
+    """The parts of a push take no longer than the push, and whoever left came back."""
+    assert row["sync ms"] > row["fingerprint ms"] + 2 * row["digest ms"] > 0
+    assert all(row[f"{move} ms"] > 0 for move in ("sleep", "wake", "release", "resume"))
+
+
+def test_a_push_is_measured_beside_its_parts(run: Run) -> None:
+    printed, rows = run("sync", "--repeats", "2", "--warmup", "1", "--only", "shared, merged")
+    (row,) = rows
+    check_push(row)
+    assert "fingerprint ms" in printed
+
+
+@pytest.mark.slow
+def test_shared_weights_leave_the_engine_little_of_its_own(run: Run) -> None:
+    _, rows = run("sync", "--repeats", "2", "--warmup", "1")
+    own = {name: row["engine's own GiB"] for name, row in by(rows, "engine").items()}
+    assert own["shared, applied"] < own["shared, merged"] < own["bf16 copy, merged"]
+    assert own["bf16 copy, merged"] < own["fp32 copy, merged"]
+    for row in rows:
+        check_push(row)
+
+
 def test_an_adapter_is_read_in_every_format_and_merged(run: Run) -> None:
     _, rows = run("adapter_load", "--repeats", "1")
     found = by(rows, "what")

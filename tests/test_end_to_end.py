@@ -224,7 +224,7 @@ def test_a_parity_limit_that_is_broken_stops_before_the_first_step(recipe, tmp_p
             recipe,
             tmp_path / "run",
             "train.forward_dtype=bf16",
-            "rollout.local.weights=forward",
+            "rollout.local.weights=fp32",
             "trust.max_log_prob_diff=1e-12",
             "train.micro_batch_size=3",
         )

@@ -144,7 +144,7 @@ def survives(tmp_path: Path, catalog: Catalog) -> Callable[[int], bool]:
     texts = [recipe.read_text("utf-8") for recipe in RECIPES]
     for source in (ROOT / "recipes").rglob("*.jsonl"):
         target = tmp_path / source.relative_to(ROOT / "recipes")
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text('{"input": "a"}\n')
 
     def _survives(number: int) -> bool:

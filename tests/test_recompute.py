@@ -9,9 +9,10 @@ import torch
 from odd_sizes import CONTEXT, make_forward, make_samples, make_trainer, windows_of
 
 from drl.errors import BatchError, ContractError
-from drl.stages.loss import ENGINE, OLD, Columns, Forward, loss_of, score_pairs
+from drl.stages.loss import ENGINE, OLD, Forward, loss_of, score_pairs
 from drl.stages.recompute import recomputed
 from drl.stages.shards import Layout, shards_of
+from drl.stages.upload import Columns
 from drl.types import Pair, ScoredTransition, Shard
 
 
@@ -131,7 +132,7 @@ def test_windows_of_weight_0_are_not_scored() -> None:
 def test_a_loss_without_transition_has_nothing_to_recompute() -> None:
     forward = make_forward(recompute=True)
     forward.loss.needs = frozenset()
-    with pytest.raises(ContractError, match="have log-probs to recompute"):
+    with pytest.raises(ContractError, match="only losses that need a transition score"):
         recomputed(forward, shard_of(forward, 2), CONTEXT)
 
 

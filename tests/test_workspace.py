@@ -28,7 +28,17 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml")
 MEMBERS = [ROOT / "core", ROOT / "cli", *PLUGINS]
 BY_ID = [member.relative_to(ROOT).as_posix() for member in MEMBERS]
 
-PLUGIN_MAY_IMPORT = ("drl.api", "drl.options", "drl.mathematics", "drl.lora", "drl.errors")
+PLUGIN_MAY_IMPORT = (
+    "drl.api",
+    "drl.options",
+    "drl.mathematics",
+    "drl.lora",
+    "drl.errors",
+    # how a module computes and where it is, the same for trainer and engine
+    "drl.model.compiled",
+    "drl.model.moving",
+    "drl.model.prepare",
+)
 
 # A layer imports itself and those before it; what stands in none of them is wiring and may import all.
 LAYERS: tuple[tuple[str, ...], ...] = (

@@ -19,6 +19,7 @@ from gpu.runs import free, open_run, pairs_of, roll_out, size_spread
 
 from drl.api import Need, RowShape
 from drl.loop import train
+from drl.observe.memory import memory_of
 from drl.observe.metrics import read_metrics
 from drl.observe.timing import phases_of
 from drl.run import Run
@@ -108,13 +109,10 @@ def gib(count: int) -> float:
 
 
 def memory() -> dict[str, float]:
-    """Return what the device's allocator holds now and held at most; nothing on the CPU."""
+    """Return what the device's allocator holds now; nothing on the CPU."""
     if not torch.cuda.is_available():
         return {}
-    return {
-        "now_gib": gib(torch.cuda.memory_allocated()),
-        "peak_gib": gib(torch.cuda.max_memory_allocated()),
-    }
+    return {"now_gib": gib(torch.cuda.memory_allocated())}
 
 
 def row_work(run: Run, side: int) -> tuple[float, float]:
@@ -126,8 +124,7 @@ def row_work(run: Run, side: int) -> tuple[float, float]:
     flops = run.family.flops("transformer", config, shape)
     assert flops is not None
     branches = 2 if run.recipe.sampling.guidance_scale > 1 else 1
-    # a frozen weight needs no gradient of its own: half of a full backward
-    both = flops.forward + flops.backward / 2
+    both = flops.training(frozen=True)
     if Need.OLD_PREDICTION in run.loss.needs:
         both += flops.forward
     return branches * flops.forward / 1e12, branches * both / 1e12
@@ -152,6 +149,7 @@ def take_times(run: Run, side: int) -> None:
             grad_norm=row["train/grad_norm"],
             loss=row["train/loss"],
             ratio_abs_minus_1=row.get("train/ratio_abs_minus_1"),
+            peak_gib={name: round(size, 2) for name, size in memory_of(row, peak=True).items()},
         )
 
 
@@ -184,8 +182,6 @@ def test_a_run_at_real_size(tmp_path: Path, device: str, checkpoint: Path, loss:
         )
     )
     sets = os.environ.get("DRL_GPU_BENCH", "").split()
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
     with open_run(recipe, tmp_path / "run", *sets) as run:
         started = time.perf_counter()
         parameters = sum(p.numel() for p in run.components["transformer"].module.parameters())

@@ -1,7 +1,11 @@
-"""A Stable Diffusion 3.5 Medium of random weights: its own transformer and VAE, small text encoders."""
+"""A Stable Diffusion 3.5 Medium of random weights: its own transformer and VAE, small text encoders.
+
+``python tests/gpu/pipelines.py FOLDER`` writes one; ``--size small`` the same kinds of layers for a CPU.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,3 +148,20 @@ def t5(width: int, tokenizer: Any) -> T5EncoderModel:
         eos_token_id=tokenizer.eos_token_id,
     )
     return T5EncoderModel(config)
+
+
+def main() -> None:
+    """Write a pipeline into the folder named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    cuda = torch.cuda.is_available()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--size", choices=("medium", "small"), default="medium" if cuda else "small"
+    )
+    options = parser.parse_args()
+    size = MEDIUM if options.size == "medium" else SMALL
+    write_pipeline(options.folder, size, device="cuda" if cuda else "cpu", seed=0)
+
+
+if __name__ == "__main__":
+    main()

@@ -61,11 +61,13 @@ def test_every_push_is_proven_by_checksum(
     record("pushes proven by checksum", **{name: len(rows)})
 
 
-@pytest.mark.parametrize("weights", ["fp32", "forward"])
+@pytest.mark.parametrize("weights", ["fp32", "forward", "shared"])
 def test_the_engine_holds_the_cpus_merge_up_to_one_rounding(
-    recipe: Path, tmp_path: Path, bf16: tuple[str, ...], weights: str
+    recipe: Path, tmp_path: Path, bf16: tuple[str, ...], fp32: tuple[str, ...], weights: str
 ) -> None:
-    sets = (*bf16, f"rollout.local.weights={weights}", STRONG, "eval.datasets=[]")
+    # under bf16 the trainer's own base is bf16, and another one than that of a float32 copy
+    dtype = fp32 if weights == "fp32" else bf16
+    sets = (*dtype, f"rollout.local.weights={weights}", STRONG, "eval.datasets=[]")
     with open_run(recipe, tmp_path / "run", *sets) as run:
         train(run)
         held = dict(engine_model(run).named_parameters())

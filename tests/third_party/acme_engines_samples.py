@@ -81,7 +81,8 @@ class OtherWeights(LocalEngine):
     async def start(self, launch):
         info = await super().start(launch)
         model = self.sampler.models["transformer"]
-        model.proj_out.weight.data.mul_(1.01)
+        weight = model.proj_out.weight  # shared with the trainer: other memory, not other values
+        weight.data = weight.data * 1.01
         return info
 
 

@@ -19,7 +19,9 @@ from drl_cli.session import Session
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("drl_cli.run:run", "Run a recipe, or resume a run."),
-    "plan": ("drl_cli.plan:plan", "Show the batch arithmetic of a recipe, level by level."),
+    "bench": ("drl_cli.bench:bench", "Time a few iterations of a recipe, phase by phase."),
+    "plan": ("drl_cli.plan:plan", "Predict memory, work and seconds of a recipe."),
+    "align": ("drl_cli.align:align", "Compare the engine of a recipe with its trainer."),
     "config": ("drl_cli.config:config", "Check, show and explain recipes."),
     "plugins": ("drl_cli.plugins:plugins", "List and examine what the installed plugins offer."),
     "report": ("drl_cli.report:report", "Write the report of a run directory again."),

@@ -53,6 +53,7 @@ from drl.interfaces.family import (
 )
 from drl.interfaces.logger import Logger, RunFacts
 from drl.interfaces.loss import Loss
+from drl.interfaces.outline import EngineOutline, Outline, Part
 from drl.interfaces.reward import Golden, Reward, Workers
 from drl.interfaces.steps import SdeBackend, StepChoice, StepRequest, StepStrategy
 from drl.interfaces.updater import PackedUnits, PushReport, SyncPlan, Updater
@@ -63,6 +64,7 @@ from drl.types import (
     Claim,
     Condition,
     ConditionRecord,
+    Conditions,
     Context,
     Dropped,
     EvaluationReport,
@@ -120,6 +122,7 @@ __all__ = [
     "Component",
     "Condition",
     "ConditionRecord",
+    "Conditions",
     "Context",
     "ContractError",
     "DataError",
@@ -133,6 +136,7 @@ __all__ = [
     "EngineError",
     "EngineHandle",
     "EngineInfo",
+    "EngineOutline",
     "EvaluationReport",
     "Family",
     "Flops",
@@ -153,10 +157,12 @@ __all__ = [
     "Memory",
     "Metric",
     "Need",
+    "Outline",
     "PackedUnits",
     "Pair",
     "PairBatch",
     "ParityReport",
+    "Part",
     "Pipeline",
     "Predictions",
     "Problem",

@@ -22,16 +22,21 @@ from drl.config.sections import RewardTerm
 from drl.errors import BadInput, RecipeError
 from drl.interfaces.engine import Engine, Launch, ServerSettings
 from drl.interfaces.updater import SyncPlan, Updater
-from drl.lora import uniform_adapters
+from drl.lora import lora_layers, uniform_adapters
 from drl.model.build import Component
+from drl.model.prepare import parameter_dtypes
+from drl.observe.memory import phase_memory
 from drl.observe.timing import Phases
 from drl.run import Run
 from drl.stages.evaluate import EvaluationSet
 from drl.stages.filters import use_buffer_filter
 from drl.stages.own_function import check_evaluates
+from drl.stages.residence import offloads_rollout, residence_of, shared_with_engine
 from drl.trainers import (
     Maker,
     build_loss,
+    check_guidance,
+    guidance_is_batched,
     rank_context,
     rank_settings,
     sde_backends,
@@ -63,6 +68,7 @@ def assemble(recipe: Any, catalog: Catalog, directory: RunDirectory, background:
     problems = tuple(family.check(recipe))
     if problems:
         raise RecipeError(recipe.source, problems)
+    check_guidance(recipe, family)
     loss = build_loss(make)
     needs_rollout = Need.ROLLOUT in loss.needs
     generates = needs_rollout and recipe.debug.load_rollout_data is None
@@ -85,7 +91,7 @@ def assemble(recipe: Any, catalog: Catalog, directory: RunDirectory, background:
             functions=make.functions,
             directory=directory,
             background=background,
-            phases=Phases(),
+            phases=Phases(memory=phase_memory(context.device)),
             context=context,
             family=family,
             pipeline=family.pipeline(recipe.model.checkpoint, context),
@@ -101,6 +107,7 @@ def assemble(recipe: Any, catalog: Catalog, directory: RunDirectory, background:
             evaluation_sets=sets,
             encoders=InlineEncoders(recipe, catalog, context),
             ranks=settings.world,
+            residence=residence_of(recipe),
         )
         use_buffer_filter(run)
         check_evaluates(run)
@@ -134,6 +141,10 @@ def build_engines(make: Maker, recipe: Any, background: Background) -> InlineEng
         raise BadInput(
             f"debug.engine_debug: engine '{name}' does not return its tensors; set it to false"
         )
+    if offloads_rollout(recipe) and not engine.capabilities().sleeps:
+        raise BadInput(
+            f"cluster.offload_rollout: engine '{name}' cannot give its memory back; set it to false"
+        )
     return InlineEngines(name, engine, background, recipe.rollout.server_concurrency)
 
 
@@ -141,9 +152,9 @@ def launch_of(run: Run) -> Launch:
     """Return what the engine of a run is started with."""
     recipe = run.recipe
     adapters = {
-        name: component.lora.target_modules
+        name: tuple(lora_layers(component.module))
         for name, component in run.components.items()
-        if component.lora is not None and isinstance(component.lora.target_modules, tuple)
+        if component.lora is not None and run.trainer.payload == "lora"
     }
     return Launch(
         checkpoint=recipe.model.checkpoint,
@@ -154,7 +165,34 @@ def launch_of(run: Run) -> Launch:
         dtype=recipe.train.forward_dtype,
         lora_targets=adapters,
         server=server_settings(recipe, run.catalog),
+        shared=shared_with_engine(run),
+        batched_guidance=guidance_is_batched(recipe, run.family),
+        prompts=known_texts(run),
+        attention_backend=recipe.train.attention_backend,
+        parameter_dtypes=engine_dtypes(run),
     )
+
+
+def engine_dtypes(run: Run) -> dict[str, dict[str, str]]:
+    """Return, per component, the globs of parameters that an engine computes in a dtype of their own."""
+    recipe, family = run.recipe, run.family
+    found = {}
+    for name in recipe.model.components:
+        config = family.pipeline_config(
+            name, family.component_config(name, recipe.model.checkpoint)
+        )
+        globs = parameter_dtypes(recipe, config)
+        if globs:
+            found[name] = globs
+    return found
+
+
+def known_texts(run: Run) -> tuple[str, ...]:
+    """Return the texts that are known to come, each once: prompts of data and evaluation, the negative one."""
+    sets = [prompt for one in run.evaluation_sets for prompt in one.prompts]
+    texts = [prompt.text for prompt in (*run.source.known_prompts(), *sets)]
+    negative = run.recipe.sampling.negative_prompt
+    return tuple(dict.fromkeys(texts if negative is None else [*texts, negative]))
 
 
 def server_settings(recipe: Any, catalog: Catalog) -> ServerSettings | None:

@@ -116,6 +116,10 @@ class NonFiniteError(DrlError, ArithmeticError):
     """Too many steps in a row had a non-finite loss or gradient."""
 
 
+class OutOfMemory(DrlError, MemoryError):
+    """A GPU has no room for what a phase needs; names the phase and what to change."""
+
+
 class RankError(DrlError, RuntimeError):
     """A rank of the trainer failed or died, and the others were ended; shows that rank's own words."""
 

@@ -15,12 +15,14 @@ from drl.config import load_recipe
 from drl.config.environment import training_environment
 from drl.config.explain import explain
 from drl.config.render import warning_lines
+from drl.deterministic import determinism
 from drl.errors import BadInput, CheckFailed, CheckpointError, DrlError, RunDirectoryError
 from drl.interfaces.logger import RunFacts
 from drl.model.describe import trainer_lines
 from drl.observe.directory import RunDirectory, is_run_directory
 from drl.observe.files import write_json_atomic, write_text_atomic
 from drl.observe.versions import versions
+from drl.plan.shortage import shortage
 from drl.stages.ci import check_evaluations
 from drl.stages.dump import check_dump_files
 from drl.stages.pairs import batch_plan
@@ -73,8 +75,11 @@ def run_recipe(
     start = Start(resume=resume, load=loaded(recipe, resume=resume), trust=trust_checkpoint)
     if not resume:
         check_dump_files(recipe, first_iteration(recipe, start.load))
-    directory = find_directory(recipe, run_dir, resume=resume)
-    with directory, training_environment(recipe.train.env):
+    with (
+        determinism(recipe) as variables,
+        find_directory(recipe, run_dir, resume=resume) as directory,
+        training_environment({**variables, **recipe.train.env}),
+    ):
         if resume:
             check_same_recipe(recipe, directory, catalog, allow_changed, echo)
         write_text_atomic(directory.recipe, recipe.to_toml())
@@ -278,7 +283,10 @@ def execute(
             raise
         except BaseException as caught:
             error = caught
-            add_way_back(caught, run)
+            short = shortage(caught, recipe, catalog, None if run is None else run.phases.failed)
+            add_way_back(short or caught, run)
+            if short is not None:
+                raise short from caught
             raise
         finally:
             if run is not None:

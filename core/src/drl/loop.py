@@ -2,6 +2,10 @@
 
 A mode leaves stages out: a replay has no engine, so ``sync`` and ``evaluate`` find nothing to do, and
 ``roll_out`` is what ``debug.rollout_only`` leaves of the loop.
+
+Sampling, training and syncs follow one another and never overlap: ``gather`` and ``evaluate`` return when
+every sample is made, ``sync`` when the engine serves the new weights. An engine that computes with the
+trainer's own frozen weights, in a thread of its own on the same device, rests on that.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from drl.stages.encode import collect_records
 from drl.stages.evaluate import evaluate_before_training, evaluate_if_due
 from drl.stages.pairs import make_shards
 from drl.stages.replay import replay
+from drl.stages.residence import for_sampling, for_training
 from drl.stages.save import save_if_due
 from drl.stages.sync import sync
 from drl.stages.trust import prove_parity_once
@@ -37,6 +42,8 @@ def train(run: Run) -> None:
         advantages = estimate(run, rollout)
         shards = with_debug_tensors(run, make_shards(run, rollout, advantages), rollout)
         dump_shards(run, shards)
+        run.rates.take_shards(run, shards)
+        for_training(run)
         with run.turn(Role.TRAIN):
             prove_parity_once(run, shards)
             for report in run.trainer.train(shards):
@@ -61,6 +68,7 @@ def roll_out(run: Run) -> None:
 
 def gather(run: Run, rollout_id: int) -> Rollout:
     """Return the samples of an iteration: replayed from a file, generated, or recorded by the data."""
+    for_sampling(run)
     with run.turn(Role.ROLLOUT):
         if run.recipe.debug.load_rollout_data is not None:
             return replay(run, rollout_id)

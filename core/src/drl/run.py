@@ -18,11 +18,14 @@ from drl.errors import CheckpointError, ContractError, DataError
 from drl.interfaces.family import Family, Pipeline
 from drl.interfaces.loss import Loss
 from drl.observe.files import read_json_lines, write_json_atomic
+from drl.observe.lanes import record_timeline
+from drl.observe.rates_of_run import RunRates
 from drl.observe.summary import parity_metrics
 from drl.stages.dump import dump_evaluation
 from drl.stages.evaluate import BEFORE, EvaluationSet, evaluate_if_due, evaluation_rows
 from drl.stages.figures import alarms, training_figures
 from drl.stages.records import Records
+from drl.stages.residence import Residence
 from drl.stages.rollout_figures import rollout_figures
 from drl.stages.save import finish_saving, keep_checkpoint, keep_if_best, leave
 from drl.stages.start import chosen_start
@@ -109,6 +112,8 @@ class Run:
     last_save: float = field(default_factory=time.monotonic)
     encoders: InlineEncoders | None = None
     records: Records = field(default_factory=Records)
+    residence: Residence = field(default_factory=Residence)
+    rates: RunRates = field(default_factory=RunRates)
     row: dict[str, float] = field(default_factory=dict)
     steps: list[StepReport] = field(default_factory=list)
     schedules: dict[Sampling, Tensor] = field(default_factory=dict)
@@ -213,11 +218,10 @@ class Run:
     def finish_iteration(self, rollout_id: int, rollout: Rollout) -> None:
         """Add where the time went, and log the iteration as one row, in one place."""
         for name, seconds in rollout.seconds.items():
-            self.phases.overlap(name, seconds)
+            self.phases.overlap(name, seconds, rollout.spans.get(name, ()))
         self.row |= self.phases.finish()
-        if self.engines is not None and self.row.get("perf/rollout_time"):
-            per_second = len(rollout.samples) / self.row["perf/rollout_time"]
-            self.row["perf/images_per_second"] = per_second
+        self.row |= self.rates.figures(self, rollout, self.row, self.phases.timeline)
+        record_timeline(self.directory.path, rollout_id, self.phases.timeline)
         self.log_row(rollout_id)
         for logger in self.loggers if rollout.logged else ():
             logger.samples(rollout_id, rollout.samples)

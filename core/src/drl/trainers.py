@@ -15,9 +15,12 @@ from drl.catalog import Catalog
 from drl.checkpoint.keeper import SaveSettings
 from drl.cluster.ranks import RankedTrainer, RankGroup
 from drl.config import load_recipe
-from drl.errors import RankError
+from drl.config.layers import AUTO
+from drl.deterministic import make_deterministic
+from drl.errors import BadInput, RankError
 from drl.functions import Functions
 from drl.model.build import Component, build_components
+from drl.model.compiled import Compilations
 from drl.model.ema import build_ema, build_old_policy, build_reference
 from drl.model.idle import Idle
 from drl.model.optimizers import build_optimizer, build_schedule, trainable_parameters
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from drl.interfaces.loss import Loss
     from drl.interfaces.steps import SdeBackend
     from drl.model.ema import Ema
+
+
+BATCHED = "sampling.batched_guidance"
 
 
 class Maker:
@@ -164,6 +170,7 @@ def build_rank(spec: RankSpec, ranks: Ranks) -> Trainer:
         file = Path(folder) / spec.source
         file.write_text(spec.text)
         recipe: Any = load_recipe(file, catalog=catalog)
+    make_deterministic(recipe)
     context = rank_context(recipe, spec.run_dir, rank_settings(recipe), ranks.rank)
     make = Maker(recipe, catalog, context)
     family: Family = make("family", recipe.model.family, "model", Role.TRAIN)
@@ -195,8 +202,10 @@ def build_rank_trainer(
     recipe = make.recipe
     backends = trainer_backends(make, recipe) if Need.ROLLOUT in loss.needs else {}
     load = make.functions.get("model.backend")
-    components = build_components(recipe, family, make.context, ranks, load)
+    compilations = Compilations("trainer") if recipe.train.compile else None
+    components = build_components(recipe, family, make.context, ranks, load, compilations)
     trainer = build_trainer(recipe, make.context, family, loss, backends, components, ranks)
+    trainer.compilations = compilations
     trainer.make_updater = lambda name: make("updater", name, "sync", Role.TRAIN)
     return trainer, components
 
@@ -229,6 +238,7 @@ def build_trainer(
         dtype=recipe.train.forward_dtype,
         input_dtypes=first.config.input_dtypes,
         guidance=guidance_by_option(recipe.sampling, joint=first.config.joint_guidance),
+        batched_guidance=guidance_is_batched(recipe, family),
         old=old_policy(loss, old if ema is None else ema),
         reference=reference,
     )
@@ -265,6 +275,36 @@ def guidance_by_option(sampling: Any, *, joint: bool) -> dict[str, Guidance]:
         for option, scale in scales.items()
         if scale is not None
     }
+
+
+def guidance_is_batched(recipe: Any, family: Family) -> bool:
+    """True when engine and trainer make both predictions of guidance in one forward.
+
+    It must be asked for, and the family must allow it for every component.
+    """
+    return bool(recipe.sampling.batched_guidance) and not two_forwards(recipe, family)
+
+
+def two_forwards(recipe: Any, family: Family) -> list[str]:
+    """Return the components that need a forward of its own for each prediction of guidance."""
+    checkpoint = recipe.model.checkpoint
+    configs = {
+        name: family.pipeline_config(name, family.component_config(name, checkpoint))
+        for name in recipe.model.components
+    }
+    return [name for name, config in configs.items() if not config.batched_guidance]
+
+
+def check_guidance(recipe: Any, family: Family) -> None:
+    """Raise BadInput where a recipe asks for one forward of guidance itself, and the family has none."""
+    if not recipe.sampling.batched_guidance or recipe.origins[BATCHED] == AUTO:
+        return
+    separate = two_forwards(recipe, family)
+    if separate:
+        raise BadInput(
+            f"{BATCHED} is true, but {', '.join(separate)} of model.family '{recipe.model.family}' needs "
+            "a forward of its own for each prediction of guidance; set it to false"
+        )
 
 
 def old_policy(loss: Loss, weights: Ema | None) -> PolicyContext | None:

@@ -31,7 +31,7 @@ from ranked_trainer import (
 
 from drl.cluster.ranks import all_of, check_devices, threads_per_rank
 from drl.cluster.ranks_wire import dumps
-from drl.errors import BadInput, DrlError, RankError
+from drl.errors import BadInput, ContractError, DrlError, RankError
 from drl.model.parallel import RankSettings
 from drl.testing import make_pair
 
@@ -57,7 +57,13 @@ def test_calls_reach_every_rank_and_none_outlives_the_run(tmp_path: Path) -> Non
     )
     assert (trainer.global_step, trainer.next_rollout) == (3, 1)
     trainer.sleep()
+    with pytest.raises(ContractError, match="sleeps"):
+        trainer.own.replay(make_shards(6, 2))  # without the others: the ranks live on
     trainer.wake()
+    (after,), (right_after,) = (
+        list(one.train(make_shards(6, world))) for one, world in ((trainer, 2), (alone, 1))
+    )
+    assert after.metrics == pytest.approx(right_after.metrics, rel=1e-4)
     trainer.close()
     trainer.close()
     assert nothing_is_left()

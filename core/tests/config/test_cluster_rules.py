@@ -112,3 +112,31 @@ def test_offloading_and_copies_fit_a_machine_with_gpus(load: Load) -> None:
     )
     assert (recipe.cluster.actor_num_gpus_per_node, recipe.train.dp_replicate_size) == (4, 2)
     assert load().cluster.actor_num_gpus_per_node == 1
+
+
+OFFLOADS = ("cluster.offload", "cluster.offload_train", "cluster.offload_rollout")
+
+
+@pytest.mark.parametrize("path", OFFLOADS)
+def test_offloading_without_an_engine_is_refused(problems: Problems, path: str) -> None:
+    found = problems({path: True, "debug.load_rollout_data": "rollouts/{rollout_id}"})
+    assert "no engine samples" in found[path]
+
+
+@pytest.mark.parametrize("path", OFFLOADS)
+def test_offloading_on_the_cpu_is_said_to_be_of_no_use(warnings: Warnings, path: str) -> None:
+    assert "is of no use" in warnings({path: True, "cluster.device": "cpu"})[path]
+    assert path not in warnings({path: True, "cluster.device": "cuda"})
+    assert path not in warnings({path: False, "cluster.device": "cpu"})
+
+
+def test_what_is_elsewhere_already_has_nothing_to_leave(warnings: Warnings) -> None:
+    away = {"train.cpu_offload": True, "cluster.device": "cuda", RANKS: 2}
+    assert "on the CPU already" in warnings({"cluster.offload_train": True, **away})[OFFLOADS[1]]
+    assert OFFLOADS[2] not in warnings({"cluster.offload_rollout": True, **away})
+
+
+def test_engines_keep_their_memory_where_nothing_is_trained(warnings: Warnings) -> None:
+    only = {"debug.rollout_only": True, "cluster.device": "cuda"}
+    assert "nothing is trained" in warnings({"cluster.offload_rollout": True, **only})[OFFLOADS[2]]
+    assert not set(OFFLOADS) & set(warnings({"cluster.offload_train": True, **only}))

@@ -65,6 +65,34 @@ def test_row_mean_passes_the_gradient_evenly() -> None:
     assert slope.tolist() == [[0.25] * 4] * 2
 
 
+@pytest.mark.parametrize("shape", [(1, 9), (5, 16, 6, 2), (16, 4, 8, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_row_mean_has_the_bits_of_a_mean_per_row_forwards_and_backwards(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(shape, generator=generator).to(dtype)
+    slope_B = torch.randn(shape[0], generator=generator).to(dtype)
+    one, other = (values.clone().requires_grad_() for _ in range(2))
+    mine = row_mean(one**2)
+    theirs = torch.stack([row.mean() for row in (other**2).unbind(0)])
+    assert torch.equal(mine, theirs)
+    mine.backward(slope_B)
+    theirs.backward(slope_B)
+    assert one.grad is not None
+    assert other.grad is not None
+    assert torch.equal(one.grad, other.grad)
+    assert one.grad.dtype == dtype
+
+
+def test_row_mean_agrees_with_finite_differences_and_needs_no_gradient() -> None:
+    values = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: row_mean(x**3), (values,))
+    with torch.no_grad():
+        assert not row_mean(values).requires_grad
+    assert not row_mean(values.detach()).requires_grad
+
+
 def test_a_draw_is_mean_plus_std_times_noise() -> None:
     mean, noise = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, -1.0], [0.5, 0.0]])
     drawn = draw(mean, torch.tensor([2.0, 4.0]), noise)

@@ -138,22 +138,17 @@ def test_kl_by_hand() -> None:
     transition = scored(
         {VISUAL: torch.zeros(1)}, reference_mean={VISUAL: torch.tensor([[0.0, 1.0]])}
     )
-    assert plain(0.1).gaussian_kl(transition, batch_of([make_pair()])).tolist() == [5.0]
+    assert plain(0.1).gaussian_kl(transition).tolist() == [5.0]
 
 
 def test_kl_says_what_it_lacks() -> None:
     transition = scored({VISUAL: torch.zeros(1)})
     with pytest.raises(BadInput, match=r'kl_beta is 0\.1.*ref_mode = "lora_base" or "ema"'):
-        plain(0.1).gaussian_kl(transition, batch_of([make_pair()]))
+        plain(0.1).gaussian_kl(transition)
     with pytest.raises(ContractError, match="Plain needs the scored transition"):
         plain().scored(None)
-    still = scored(
-        {VISUAL: torch.zeros(1)},
-        reference_mean={VISUAL: torch.zeros(1, 2)},
-        std_dev_t_B={VISUAL: torch.zeros(1)},
-    )
-    with pytest.raises(BadInput, match=r"\(7, 9\).*no noise to divide the KL by"):
-        plain(0.1).gaussian_kl(still, batch_of([make_pair(id=(7, 9))]))
+    assert plain(0.1).divides_by_noise
+    assert not plain().divides_by_noise
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,11 @@ from drl.model.parallel import (
     Ranks,
     frozen_layout,
     gathered_together,
-    store_in,
     unsharded_parameters,
     whole_parameters,
     wrapped_modules,
 )
+from drl.model.precision import store_frozen
 from drl.model.weights import write_weights
 
 SECOND = Ranks(rank=1, world=2)
@@ -135,7 +135,7 @@ def test_adapters_stay_whole_trained_or_not() -> None:
     assert len(whole) == 2 * 2 * 2  # blocks, layers, matrices
     net.requires_grad_(False)
     assert whole_parameters(net) == whole
-    store_in(torch.bfloat16, (p for p in net.parameters() if p not in set(whole)))
+    store_frozen(net, "bf16")
     assert {p.dtype for p in whole} == {torch.float32}
     assert net.inlet.weight.dtype == torch.bfloat16
 

@@ -13,7 +13,7 @@ from small_trainer import Scale, broken, parameters, shard, trainer
 from drl.errors import ContractError
 from drl.model.ema import Ema, EmaSettings
 from drl.model.idle import Idle
-from drl.stages.step import measure
+from drl.stages.step import measure, result_of
 
 WHY = "debug.skip_optimizer_step"
 
@@ -83,7 +83,7 @@ def test_a_model_in_training_keeps_its_dropout():
 def test_measuring_accumulates_what_a_step_would():
     made = trainer()
     window = shard()[0].windows[0]
-    found = measure(made.forward, window, made.context)
+    found = result_of(window, measure(made.forward, window, made.context))
     assert found.broken is None
     (report,) = made.train(shard())
     assert found.figures.reduced("train/")["train/loss"] == report.metrics["train/loss"]
@@ -106,7 +106,7 @@ class Weights:
         self.asked.append(path)
         return 7
 
-    def sleep(self):
+    def sleep(self, *, frozen=True):
         self.asked.append("sleep")
 
     def wake(self):

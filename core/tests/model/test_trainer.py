@@ -14,7 +14,7 @@ from drl.errors import BatchError, CheckpointError, NonFiniteError
 from drl.mathematics.schedule import ScheduleSettings
 from drl.stages.loss import make_batch, predict_as
 from drl.testing import make_pair
-from drl.types import Condition, StepContext
+from drl.types import Condition, Conditions, StepContext
 
 
 @pytest.mark.parametrize("micro", [1, 2, 3, 4, 5, 16])
@@ -176,7 +176,7 @@ def test_the_reference_runs_without_dropout_and_leaves_training_mode_on():
     batch = make_batch(pairs, forward.device)
     inputs = replace(
         forward.loss.prepare(batch, StepContext()),
-        condition=Condition(arguments={}),
+        conditions=Conditions(positive=Condition(arguments={})),
         model_time_B=batch.timestep_B,
     )
     forward.models["transformer"].train()

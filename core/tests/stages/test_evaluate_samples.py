@@ -12,6 +12,7 @@ import pytest
 
 from drl.errors import BadInput, TrustError
 from drl.stages.evaluate import AFTER, EvaluationSet, evaluate, evaluate_if_due
+from drl.stages.residence import Residence
 from drl.testing import make_prompt, make_sample
 from drl.types import RolloutRequest, Sample, Score, Verdict
 
@@ -95,6 +96,7 @@ def run_of(given: Any, *, engines: Any = None, verdicts: tuple[Verdict, ...] = (
         recipe=given,
         functions=SimpleNamespace(get=lambda option: None),
         engines=engines or Engines(),
+        residence=Residence(),
         rewards=Rewards(),
         family=SimpleNamespace(edit_request=lambda request: request),
         strategy=None,

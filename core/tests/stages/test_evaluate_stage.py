@@ -22,6 +22,7 @@ from drl.stages.evaluate import (
     evaluation_rows,
     mean_reward,
 )
+from drl.stages.residence import Residence
 from drl.stages.rollout import evaluation_sampling, training_sampling
 from drl.testing import make_prompt, make_sample
 from drl.types import Context, EvaluationReport
@@ -82,6 +83,7 @@ def run_of(given: Any, *, last: int = 9, first: int = 0) -> Any:
         is_last=lambda rollout_id: rollout_id == last,
         evaluation_sets=(EvaluationSet(name="words", prompts=(make_prompt(),)),),
         engines=object(),
+        residence=Residence(),
         phases=SimpleNamespace(phase=phase),
         background=SimpleNamespace(run=do),
         version=4,

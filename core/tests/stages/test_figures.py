@@ -39,6 +39,13 @@ def test_overflows_are_added_up_beside_all_skipped_steps() -> None:
     assert row["train/loss_scale"] == pytest.approx((32768 + 2 * 16384) / 3)
 
 
+def test_graphs_are_added_up_over_the_steps() -> None:
+    steps = [report(0, compiled_graphs=4.0, recompilations=0.0)]
+    steps += [report(1, compiled_graphs=1.0, recompilations=1.0)]
+    row = training_figures(steps)
+    assert (row["train/compiled_graphs"], row["train/recompilations"]) == (5.0, 1.0)
+
+
 def test_a_run_without_scaler_has_no_overflows_and_one_without_steps_no_step() -> None:
     assert "train/overflow_steps" not in training_figures([report(0, loss=1.0)])
     assert training_figures([]) == {}

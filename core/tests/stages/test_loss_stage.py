@@ -195,8 +195,11 @@ def test_predictions_are_guided_by_the_scale_of_their_phase() -> None:
 def test_a_scale_of_one_and_a_loss_without_guidance_run_no_negative_branch() -> None:
     guided, plain = kept(pairs_of(2)), kept(pairs_of(2, 0.5))
     unguided = kept(pairs_of(2), needs=ALL - {Need.GUIDANCE})
-    assert guided.inputs.negative is not None
-    assert plain.inputs.negative is unguided.inputs.negative is None
+    assert guided.inputs.conditions is not None
+    assert plain.inputs.conditions is not None
+    assert unguided.inputs.conditions is not None
+    assert guided.inputs.conditions.negative is not None
+    assert plain.inputs.conditions.negative is unguided.inputs.conditions.negative is None
     assert unguided.inputs.guidance == Guidance()
     model = Gain(0.5)
     kept(pairs_of(2), models={"transformer": model})

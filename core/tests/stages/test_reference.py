@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from drl.catalog import Catalog
-from drl.interfaces.family import PASSTHROUGH, Route
+from drl.interfaces.family import PASSTHROUGH, Family, Route
 from drl.interfaces.loss import Loss
 from drl.lora import LoraConfig, adapter_off, inject
 from drl.mathematics.noising import noised
@@ -34,7 +34,15 @@ from drl.types import (
     StepContext,
 )
 
-FAMILY = SimpleNamespace(
+
+class Toy(SimpleNamespace):
+    """A family by its functions; guidance is as in all families."""
+
+    conditions = Family.conditions
+    predict = Family.predict
+
+
+FAMILY = Toy(
     condition=lambda record: Condition(arguments={}),
     collate=lambda rows: Condition(arguments={}, rows=len(rows)),
     route=lambda timestep: Route(),

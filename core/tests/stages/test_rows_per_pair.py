@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drl.interfaces.family import InputDtypes, Route
+from drl.interfaces.family import Family, InputDtypes, Route
 from drl.interfaces.loss import Loss
 from drl.mathematics.gaussian import over_rows
 from drl.stages.loss import Forward, loss_of
@@ -63,7 +63,14 @@ def collate(rows: list[Condition]) -> Condition:
     return Condition(arguments={"text": text}, rows=len(rows))
 
 
-FAMILY: Any = SimpleNamespace(
+class Toy(SimpleNamespace):
+    """A family by its functions; guidance is as in all families."""
+
+    conditions = Family.conditions
+    predict = Family.predict
+
+
+FAMILY: Any = Toy(
     condition=lambda record: Condition(arguments={"text": record.tensors["text"][None]}),
     collate=collate,
     route=lambda timestep: Route(),

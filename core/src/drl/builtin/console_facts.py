@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from drl.observe.performance import speed_words
+
 RECENT = 20
 """Iterations whose median time makes the estimate, so that one slow one does not spoil it."""
 
@@ -88,7 +90,7 @@ def iteration_line(progress: Progress) -> str:
     """Return one line about the iteration that ended last."""
     values = progress.values
     facts = [f"iteration {progress.step}/{progress.total}", *learning(values), seconds(values)]
-    facts += [*evaluations(values), estimate(progress)]
+    facts += [*speed_words(values), *evaluations(values), estimate(progress)]
     return "  ".join(fact for fact in facts if fact)
 
 

@@ -20,6 +20,7 @@ from drl.builtin.console_facts import (
     seconds,
     sparkline,
 )
+from drl.observe.performance import speed_words
 
 BAR_WIDTH = 30
 EVENTS = 3
@@ -109,8 +110,7 @@ def _learned(progress: Progress) -> Text:
 
 
 def _timing(progress: Progress) -> str:
-    speed = progress.values.get("perf/images_per_second")
-    facts = [seconds(progress.values), "" if speed is None else f"{speed:.1f} images/s"]
+    facts = [seconds(progress.values), *speed_words(progress.values)]
     return "  ".join(fact for fact in facts if fact)
 
 

@@ -14,6 +14,7 @@ from drl.interfaces.engine import (
     EngineClient,
     EngineHandle,
     Launch,
+    Memory,
     WeightBucket,
     WeightProof,
 )
@@ -89,6 +90,14 @@ class InlineEngines:
     def end_update(self, version: int) -> list[WeightProof]:
         """Return what the engine holds now."""
         return [handle.open().end_update(version) for handle in self.handles()]
+
+    def release(self, what: Memory) -> None:
+        """Let the engine give memory back, once running requests are done."""
+        self.background.run(self.engine.release(what))
+
+    def resume(self, what: Memory) -> None:
+        """Let the engine take its memory again."""
+        self.background.run(self.engine.resume(what))
 
     def close(self) -> None:
         """Stop the engine; a second call is harmless."""

@@ -282,11 +282,16 @@ class RankedTrainer:
             self.group.collect()
         return written
 
-    def sleep(self) -> None:
-        """Give device memory back on every rank."""
+    @property
+    def payload(self) -> str | None:
+        """What the updater pushes; None without one."""
+        return self.own.payload
+
+    def sleep(self, *, frozen: bool = True) -> None:
+        """Give device memory back on every rank; ``frozen``: of weights that are not trained too."""
         with self.group.together():
-            self.group.ask("sleep")
-            self.own.sleep()
+            self.group.ask("sleep", frozen)
+            self.own.sleep(frozen=frozen)
             self.group.collect()
 
     def wake(self) -> None:

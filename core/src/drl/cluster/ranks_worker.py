@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from drl.cluster.ranks_wire import Failure, Line
+from drl.deterministic import explained
 from drl.errors import DrlError
 from drl.model.parallel import Ranks, RankSettings, loopback_only, start_ranks, stop_ranks
 
@@ -57,7 +58,7 @@ def run_rank(
     except EOFError:
         os._exit(1)  # the driver is gone, and with it whoever could read why
     except BaseException as error:
-        _report(line, rank, error)
+        _report(line, rank, explained(error))
         # at once: what waits in a collective for this rank sees its connections close
         os._exit(1)
 
@@ -97,6 +98,9 @@ def _follow(line: Line, trainer: Trainer, ranks: Ranks) -> None:
     def push(version: int) -> None:
         trainer.push(version, ())
 
+    def sleep(frozen: bool) -> None:
+        trainer.sleep(frozen=frozen)
+
     def adapters() -> None:
         trainer.adapters()  # rank 0 has them all
 
@@ -114,7 +118,7 @@ def _follow(line: Line, trainer: Trainer, ranks: Ranks) -> None:
         "save": trainer.save,
         "restore": trainer.restore,
         "write_weights": trainer.write_weights,
-        "sleep": trainer.sleep,
+        "sleep": sleep,
         "wake": trainer.wake,
     }
     while True:

@@ -63,6 +63,11 @@ def _generator_device(draft: Draft) -> str | None:
     return "cuda" if draft.get("cluster.device").startswith("cuda") else "cpu"
 
 
+def _batched_guidance(draft: Draft) -> bool:
+    # on a CPU one forward of 2B rows is no faster than two of B, and another product of matrices
+    return bool(draft.get("cluster.device").startswith("cuda"))
+
+
 def _parity_limit(draft: Draft) -> float:
     return 1e-5 if draft.get("train.forward_dtype") == "fp32" else 2e-3
 
@@ -96,6 +101,7 @@ _AUTOMATIC: dict[str, Callable[[Draft], Any]] = {
     "cluster.device": _device,
     "train.forward_dtype": _forward_dtype,
     "sampling.generator_device": _generator_device,
+    "sampling.batched_guidance": _batched_guidance,
     "trust.max_log_prob_diff": _parity_limit,
     "rollout.seed": lambda draft: draft.get("train.seed"),
     "rollout.use_router": _served(True),

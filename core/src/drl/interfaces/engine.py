@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from drl.interfaces.outline import EngineOutline
 from drl.types import EMPTY, Context, RolloutRequest, Sample
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class EngineCapabilities:
     ``model_layout``: whose parameter names it takes. ``transactional``: a failed update leaves the
     old version. ``echoes``: request fields that come back with a sample; the others are checked from
     shapes and sigmas, or listed as unproven. ``path_seeds``: takes a second seed for step noise.
-    ``debug_tensors``: fills ``Trajectory.debug`` where a request asks for it.
+    ``debug_tensors``: fills ``Trajectory.debug`` where a request asks for it. ``shares_weights``: computes
+    with the trainer's own frozen tensors (``Launch.shared``). ``sleeps``: gives memory back on ``release``.
     """
 
     model_layout: str = "diffusers"
@@ -48,6 +50,7 @@ class EngineCapabilities:
     batch_invariant: bool = False
     sleeps: bool = False
     aborts: bool = False
+    shares_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +78,16 @@ class Launch:
     """What an engine gets at start: model, devices, and the code that it may not import itself.
 
     ``family`` and ``sde_backends`` (by ``sde.type``) are instances for engines in this process;
-    engines in another process build their own from ``checkpoint`` and the recipe. ``lora_targets``
-    per component is set when adapters will be pushed. ``server`` is set for an engine whose component
-    states ``served`` in its facts, None for others.
+    engines in another process build their own from ``checkpoint`` and the recipe. ``lora_targets``:
+    per component, the layers whose adapters will be pushed as they are. ``server`` is set for an engine
+    whose component states ``served`` in its facts, None for others.
+
+    ``shared``: per component, the trainer's frozen tensors by plain name, for an engine in its process:
+    to compute with and never to write; empty where there are none to share. ``parameter_dtypes``: per
+    component, globs over parameter names to the dtype that these modules compute in.
+    ``attention_backend``: the attention kernel by its name in diffusers. ``batched_guidance``: both
+    predictions of guidance in one forward. ``prompts``: texts that are known to come, so that an engine
+    may encode them ahead.
     """
 
     checkpoint: str
@@ -88,6 +98,11 @@ class Launch:
     dtype: str = "fp32"
     lora_targets: Mapping[str, tuple[str, ...]] = EMPTY
     server: ServerSettings | None = None
+    shared: Mapping[str, Mapping[str, Tensor]] = EMPTY
+    parameter_dtypes: Mapping[str, Mapping[str, str]] = EMPTY
+    attention_backend: str | None = None
+    batched_guidance: bool = False
+    prompts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +236,18 @@ class Engine(ABC):
     async def resume(self, what: Memory) -> None:
         """Take memory again: weights alone first, then the rest."""
         return
+
+    def counts(self) -> Mapping[str, float]:
+        """Return what it has counted since ``start``, by name; nothing by default.
+
+        ``rows``: rows that went through the model, padding included; ``filler_rows``: the padding;
+        ``recompilations``: graphs that were compiled after the warm-up. Each only ever grows.
+        """
+        return EMPTY
+
+    def outline(self) -> EngineOutline | None:
+        """Return how it will compute, from its options alone, for ``drl plan``; None when unknown."""
+        return None
 
     @abstractmethod
     async def stop(self) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drl.interfaces.outline import Outline
 from drl.types import (
     EMPTY,
     Condition,
     ConditionRecord,
+    Conditions,
     Context,
     Guidance,
     Media,
@@ -45,7 +47,8 @@ class TrainPipelineConfig:
     class names that get their own ``fully_shard``. ``parameter_dtypes``: name glob to dtype.
     ``unsafe_dtypes``: refused as forward dtype. ``guidance``: "free" or "never". ``sde_divisor``:
     sigma = timestep / divisor in CPS. ``max_rows``, ``max_microgroup``: limits of one forward and of
-    one request. ``batch_invariant``: rows do not influence each other.
+    one request. ``batch_invariant``: rows do not influence each other. ``batched_guidance``: both
+    predictions of guidance may share one forward.
     """
 
     lora_targets: tuple[str, ...]
@@ -62,6 +65,7 @@ class TrainPipelineConfig:
     max_rows: int | None = None
     max_microgroup: int | None = None
     batch_invariant: bool = True
+    batched_guidance: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +86,21 @@ class RowShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flops:
-    """Multiply-add work of one row in floating-point operations: a forward, and a backward."""
+    """Matrix products of one row, in floating-point operations (2 per multiply-add).
+
+    ``forward``: one forward. ``backward``: with everything trained, the gradients of inputs and weights.
+    ``input_gradient``: what is left of it when the weights are frozen and adapters sit on the family's
+    own ``lora_targets``: gradients of inputs alone, and none before the first adapter. The adapters' own
+    products come on top: ``drl.lora.work.adapter_flops``.
+    """
 
     forward: float
     backward: float
+    input_gradient: float
+
+    def training(self, *, frozen: bool) -> float:
+        """Return a forward and its backward; ``frozen``: only adapters are trained."""
+        return self.forward + (self.input_gradient if frozen else self.backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +149,18 @@ class Pipeline(ABC):
 
     @abstractmethod
     def decode(self, streams: Streams) -> list[Media]:
-        """Decode clean latents, per stream ``(B, *L)``, into B items."""
+        """Decode clean latents, per stream ``(B, *L)``, into B items.
+
+        Pixels may still be on the device that decoded them: who keeps them moves them, once a batch.
+        """
+
+    def expect(self, prompts: Sequence[str]) -> None:
+        """Learn which prompts will come, so that they can be encoded ahead; a no-op by default."""
+        return
+
+    def release(self) -> None:
+        """Give the device's memory back; the next use takes it again. A no-op by default."""
+        return
 
 
 class Family(ABC):
@@ -161,6 +187,15 @@ class Family(ABC):
 
     def flops(self, component: str, config: Mapping[str, Any], shape: RowShape) -> Flops | None:
         """Return the work of one row, or None when unknown (MFU is then not reported)."""
+        return None
+
+    def layer_rows(
+        self, component: str, config: Mapping[str, Any], shape: RowShape, layer: str
+    ) -> int | None:
+        """Return how many vectors of one row pass through a layer: its stream's tokens, or 1; None when unknown.
+
+        ``layer``: a plain module name. It gives the work of an adapter on that layer.
+        """
         return None
 
     @abstractmethod
@@ -213,6 +248,45 @@ class Family(ABC):
     def guide(self, positive: Streams, negative: Streams, guidance: Guidance) -> Streams:
         """Combine the two predictions of classifier-free guidance."""
 
+    def conditions(
+        self, positive: Condition, negative: Condition | None, *, batched: bool
+    ) -> Conditions:
+        """Prepare what ``predict`` needs, once for all its calls; ``batched``: for one forward of 2B rows."""
+        joint = self.collate([positive, negative]) if batched and negative is not None else None
+        return Conditions(positive=positive, negative=negative, joint=joint)
+
+    def predict(
+        self,
+        model: nn.Module,
+        streams: Streams,
+        model_time_B: Tensor | None,
+        conditions: Conditions,
+        guidance: Guidance,
+    ) -> Streams:
+        """Return the guided velocity per stream ``(B, *L)``; engine and trainer both ask for it here.
+
+        One forward of B rows without guidance, two with it, or one of 2B rows for a joint condition.
+        """
+        if conditions.negative is None or not guidance.on:
+            return self.forward(model, streams, model_time_B, conditions.positive)
+        if conditions.joint is None:
+            positive = self.forward(model, streams, model_time_B, conditions.positive)
+            negative = self.forward(model, streams, model_time_B, conditions.negative)
+            return self.guide(positive, negative, guidance)
+        twice = {name: _twice(latents) for name, latents in streams.items()}
+        time_2B = None if model_time_B is None else _twice(model_time_B)
+        both = self.forward(model, twice, time_2B, conditions.joint)
+        halves = {name: velocity.chunk(2) for name, velocity in both.items()}
+        first = {name: half[0] for name, half in halves.items()}
+        return self.guide(first, {name: half[1] for name, half in halves.items()}, guidance)
+
+    def outline(self, checkpoint: str, sampling: Sampling) -> Outline | None:
+        """Return shapes and weights of a recipe before it runs, for ``drl plan``; None when unknown.
+
+        Reads configs alone; BadInput when they cannot be read.
+        """
+        return None
+
     def edit_request(self, request: RolloutRequest) -> RolloutRequest:
         """Drop or add what this model's engine needs; unchanged by default."""
         return request
@@ -220,3 +294,8 @@ class Family(ABC):
     @abstractmethod
     def pipeline(self, checkpoint: str, context: Context) -> Pipeline | None:
         """Return the sampling half, or None: no embedded engine, no built-in encoding."""
+
+
+def _twice(rows: Tensor) -> Tensor:
+    """Return ``(2B, ...)``: the rows, and the same rows again."""
+    return rows.repeat(2, *[1] * (rows.dim() - 1))

@@ -27,12 +27,16 @@ class Loss(ABC):
     (``kl_beta``, ``adv_clip_max``, ``ref_mode``). ``needs`` may be narrowed in ``__init__``.
     ``recomputes_old_log_prob``: core replaces ``pairs.values["log_prob_old"]`` by the trainer's own value
     of before the rollout's first optimizer step, and keeps the engine's as ``"log_prob_rollout"``.
+    ``divides_by_noise``: core refuses recorded steps without noise before it trains on them.
+    ``rows_per_pair``: rows of a forward that ``prepare`` makes of one pair, for counting work.
     """
 
     model_kind: str = "diffusion"
     unit: str = "sample"
     needs: frozenset[Need] = frozenset()
     recomputes_old_log_prob: bool = False
+    divides_by_noise: bool = False
+    rows_per_pair: int = 1
 
     def __init__(self, options: Any, context: Context) -> None:
         self.options = options
@@ -51,7 +55,7 @@ class Loss(ABC):
     def prepare(self, pairs: PairBatch, context: StepContext) -> ForwardInputs:
         """Make the model's inputs; noise comes from ``context.generator(purpose, *pair.id)``.
 
-        Leave ``condition``, ``negative`` and ``guidance`` unset: core fills them in.
+        Leave ``conditions`` and ``guidance`` unset: core fills them in.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from drl.checkpoint.state import RestoreOptions
-    from drl.interfaces.engine import EngineHandle, WeightProof
+    from drl.interfaces.engine import EngineHandle, Memory, WeightProof
     from drl.interfaces.updater import PushReport
     from drl.lora import AdapterSnapshot
     from drl.types import ParityReport, RolloutRequest, Sample, Score, Shard, StepReport
@@ -65,8 +65,13 @@ class TrainerRole(Protocol):
         """Write the weights of fully trained components, whole; return the files."""
         ...
 
-    def sleep(self) -> None:
-        """Give device memory back."""
+    @property
+    def payload(self) -> str | None:
+        """What the updater pushes ("lora", "dense", "merged"); None without one."""
+        ...
+
+    def sleep(self, *, frozen: bool = True) -> None:
+        """Give device memory back; ``frozen`` False: weights that are not trained stay, an engine has them."""
         ...
 
     def wake(self) -> None:
@@ -99,6 +104,14 @@ class EnginePool(Protocol):
 
     def end_update(self, version: int) -> Sequence[WeightProof]:
         """Let every engine prove what it holds and serve again."""
+        ...
+
+    def release(self, what: Memory) -> None:
+        """Let every engine give memory back."""
+        ...
+
+    def resume(self, what: Memory) -> None:
+        """Let every engine take its memory again: weights first."""
         ...
 
 

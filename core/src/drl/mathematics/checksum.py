@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+PIECE_BYTES = 2**26
+"""Most bytes that are gathered into one piece, unless a tensor is larger alone."""
 
 
 def tensors_digest(names: Iterable[str], tensors: Iterable[Tensor]) -> str:
     """Return the SHA-256 (hex) over sorted (name, dtype, shape, raw bytes).
 
     Any dtype, any device; the order of the arguments does not matter. Contiguous CPU tensors are
-    read in place. Raises ValueError when names repeat or the two lengths differ.
+    read in place, those of a GPU fetched many at a time. Raises ValueError when names repeat or the two
+    lengths differ.
     """
-    digest = sha256()
-    previous = None
-    for name, tensor in sorted(zip(names, tensors, strict=True), key=lambda item: item[0]):
-        if name == previous:
+    items = sorted(zip(names, tensors, strict=True), key=lambda item: item[0])
+    for (name, _), (following, _) in pairwise(items):
+        if name == following:
             raise ValueError(f"tensor name {name!r} occurs twice; a digest needs unique names")
-        previous = name
+    digest = sha256()
+    contents = host_bytes([tensor for _, tensor in items])
+    for (name, tensor), content in zip(items, contents, strict=True):
         dtype = str(tensor.dtype).removeprefix("torch.")
         digest.update(repr((name, dtype, tuple(tensor.shape))).encode())
-        digest.update(raw_bytes(tensor))
+        digest.update(content)
     return digest.hexdigest()
+
+
+def host_bytes(tensors: Sequence[Tensor]) -> Iterator[memoryview]:
+    """Yield the bytes of each tensor in row-major order; GPU tensors are copied in pieces of several."""
+    for piece in pieces(tensors):
+        if not piece[0].is_cuda:
+            yield from map(raw_bytes, piece)
+            continue
+        flat = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in piece])
+        host = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=True)
+        host.copy_(flat)
+        for part in host.split([tensor.nbytes for tensor in piece]):
+            yield part.numpy().data
+
+
+def pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield neighbours of one device and element size, up to ``PIECE_BYTES`` together."""
+    piece: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        alike = piece and (tensor.device, tensor.element_size()) == (
+            piece[0].device,
+            piece[0].element_size(),
+        )
+        if piece and (not alike or size + tensor.nbytes > PIECE_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(tensor)
+        size += tensor.nbytes
+    if piece:
+        yield piece
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
@@ -46,19 +83,22 @@ def tensors_fingerprint(names: Iterable[str], tensors: Iterable[Tensor]) -> str:
     items = sorted(zip(names, tensors, strict=True), key=lambda item: item[0])
     if not items:
         return sha256().hexdigest()
-    # one transfer for all of them
+    facts = [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in items]
+    # large models are hundreds of small tensors: a few kernels for many of them, one transfer for all
+    alike = sorted((tensor for _, tensor in items), key=Tensor.element_size)
     device = items[0][1].device
-    sums = torch.stack([bit_sums(tensor).to(device) for _, tensor in items]).tolist()
-    facts = [
-        (name, str(tensor.dtype), tuple(tensor.shape), *values)
-        for (name, tensor), values in zip(items, sums, strict=True)
-    ]
-    return sha256(repr(facts).encode()).hexdigest()
+    sums = torch.stack([bit_sums(piece).to(device) for piece in pieces(alike)]).tolist()
+    return sha256(repr((facts, sums)).encode()).hexdigest()
 
 
-def bit_sums(tensor: Tensor) -> Tensor:
-    """Return ``(3,)`` int64: the sum of the bit patterns, weighted by nothing, by row, by column."""
-    bits = tensor.detach().contiguous().reshape(-1).view(INTEGERS[tensor.element_size()])
+def bit_sums(tensors: Sequence[Tensor]) -> Tensor:
+    """Return ``(3,)`` int64: the sum of the bit patterns, weighted by nothing, by row, by column.
+
+    Of several tensors as of one that has their elements one after the other; all of one element size.
+    """
+    kind = INTEGERS[tensors[0].element_size()]
+    flat = [tensor.detach().reshape(-1).view(kind) for tensor in tensors]
+    bits = flat[0] if len(flat) == 1 else torch.cat(flat)
     whole = bits.numel() // COLUMNS * COLUMNS
     body, rest = bits[:whole].view(-1, COLUMNS), bits[whole:]
     rows, columns = body.sum(1, dtype=torch.int64), body.sum(0, dtype=torch.int64)

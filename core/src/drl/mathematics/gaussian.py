@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 LOG_SQRT_2_PI = math.log(math.sqrt(2 * math.pi))
 
@@ -25,7 +26,23 @@ def row_mean(values: Tensor) -> Tensor:
     Row by row, because one reduction over a batch adds up in an order that depends on B; so a row's
     value is the same bits whoever shares its batch.
     """
-    return torch.stack([row.mean() for row in values.unbind(0)])
+    means: Tensor = _RowMean.apply(values)  # type: ignore[no-untyped-call]
+    return means
+
+
+class _RowMean(torch.autograd.Function):
+    """A mean kernel per row; the gradient, the same number for all elements of a row, takes one for all."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, values: Tensor) -> Tensor:
+        ctx.shape = values.shape  # type: ignore[attr-defined]
+        return torch.stack([row.mean() for row in values.unbind(0)])
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad_B: Tensor) -> Tensor:  # type: ignore[override]
+        shape: torch.Size = ctx.shape  # type: ignore[attr-defined]
+        share_B = grad_B / shape[1:].numel()
+        return share_B.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
 
 
 def log_prob(value: Tensor, mean: Tensor, std_B: Tensor) -> Tensor:

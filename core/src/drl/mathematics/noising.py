@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from drl.api import ForwardInputs, PairBatch, StepContext, Streams
 from drl.mathematics.gaussian import over_rows, row_mean
+from drl.mathematics.transfer import stacked
 
 Level = TypeVar("Level", float, Tensor)
 
@@ -33,10 +34,7 @@ def pair_noise(pairs: PairBatch, context: StepContext, purpose: str) -> Streams:
         generator = context.generator(purpose, *pair.id)
         for stream, noise in rows.items():
             noise.append(torch.randn(pair.tensors[stream].shape, generator=generator))
-    return {
-        stream: torch.stack(noise).to(pairs.tensors[stream].device)
-        for stream, noise in rows.items()
-    }
+    return {stream: stacked(noise, pairs.tensors[stream].device) for stream, noise in rows.items()}
 
 
 def noised(clean: Tensor, noise: Tensor, sigma_B: Tensor) -> Tensor:

@@ -79,6 +79,10 @@ class AdvantageLoss(Loss):
 class RecordedLoss(AdvantageLoss):
     """A loss on the recorded stochastic steps of a sample, scored under the trained weights."""
 
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
+        self.divides_by_noise = self.kl_beta > 0  # see gaussian_kl
+
     def pairs_of(self, sample: Sample, advantage: float, context: StepContext) -> list[Pair]:
         """Return one pair per stochastic step."""
         return recorded_pairs(sample, advantage, context.sigmas)
@@ -94,20 +98,13 @@ class RecordedLoss(AdvantageLoss):
             raise ContractError(f"{type(self).__name__} needs the scored transition, got none")
         return transition
 
-    def gaussian_kl(self, transition: ScoredTransition, pairs: PairBatch) -> Tensor:
+    def gaussian_kl(self, transition: ScoredTransition) -> Tensor:
         """Return ``mean_nb((mu - mu_ref)^2) / (2 std_dev_t^2)``, ``(B,)`` float32, streams summed.
 
         ``std_dev_t`` without the ``sqrt(-dt)`` of the noise, as Flow-GRPO's SD3, Flux and Qwen trainers.
-        Raises BadInput for a step without noise.
+        It is above 0: core looked at all steps before training (``divides_by_noise``).
         """
         reference = self.reference(transition.reference_mean)
-        for std_dev_t_B in transition.std_dev_t_B.values():
-            if bool((std_dev_t_B == 0).any()):
-                raise BadInput(
-                    f"algorithm.kl_beta is {self.kl_beta}, but a step of the pairs "
-                    f"{[pair.id for pair in pairs.pairs]} (sample, step) has no noise to divide the KL by; "
-                    "keep the last step out of the stochastic steps, or set algorithm.kl_beta = 0"
-                )
         distances = [
             row_mean((mean - reference[stream].detach()) ** 2)
             / (2 * transition.std_dev_t_B[stream] ** 2)

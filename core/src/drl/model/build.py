@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,13 @@ from drl.config.adapter_file import adapter_directories
 from drl.errors import BadInput, ContractError
 from drl.interfaces.family import Family, TrainPipelineConfig, WeightSource
 from drl.lora import LoraConfig, inject, inject_peft, load_peft
+from drl.model.attention import check_attention_name
+from drl.model.compiled import Compilations, compile_blocks
 from drl.model.materialize import ShardSettings, check_filled, spread
 from drl.model.optimizers import check_dtype
 from drl.model.parallel import ALONE, DTYPES, Ranks
+from drl.model.precision import NONE, Overrides, check_matched
+from drl.model.prepare import prepare_built, prepare_dtypes
 from drl.types import Context
 
 if TYPE_CHECKING:
@@ -24,11 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One trained component: its module, its family description, its adapter settings (if any)."""
+    """One trained component: its module, its family description, its adapter settings (if any).
+
+    ``overrides``: parameters with a dtype of their own.
+    """
 
     module: nn.Module
     config: TrainPipelineConfig
     lora: LoraConfig | None
+    overrides: Overrides = NONE
 
 
 Load = Callable[[Family, str, WeightSource], object]
@@ -41,18 +49,35 @@ def build_components(
     context: Context,
     ranks: Ranks = ALONE,
     load: Load | None = None,
+    compilations: Compilations | None = None,
 ) -> dict[str, Component]:
-    """Build every component of ``model.components``, in that order; collective over the ranks."""
+    """Build every component of ``model.components``, in that order; collective over the ranks.
+
+    ``compilations``: compile their blocks, and count there.
+    """
     unknown = [name for name in recipe.model.components if name not in family.components]
     if unknown:
         raise BadInput(
             f"model.components: {type(family).__name__} has no component {unknown}; "
             f"it has {list(family.components)}"
         )
-    return {
+    check_attention_name(recipe.train.attention_backend)
+    components = {
         name: build_component(recipe, family, context, name, number, ranks, load)
         for number, name in enumerate(recipe.model.components)
     }
+    check_globs(components)
+    if compilations is not None:
+        for component in components.values():
+            compile_blocks(component.module, component.config.wrap, compilations)
+    return components
+
+
+def check_globs(components: Mapping[str, Component]) -> None:
+    """Raise BadInput for a glob of ``train.parameter_dtypes`` that fits nothing in any component."""
+    unmatched = [set(component.overrides.unmatched) for component in components.values()]
+    modules = {name: component.module for name, component in components.items()}
+    check_matched(modules, sorted(set.intersection(*unmatched)))
 
 
 def build_component(
@@ -76,7 +101,9 @@ def build_component(
         meta=not settings.reads(ranks),
     )
     module = family.build(name, source) if load is None else loaded(load, family, name, source)
+    prepare_built(recipe, name, module, config, context.device)
     lora = adapt(recipe, config, context, name, number, module)
+    overrides = prepare_dtypes(recipe, name, module, config, adapters=lora is not None)
     if ranks.world > 1:
         spread(
             name,
@@ -85,10 +112,11 @@ def build_component(
             ranks=ranks,
             settings=settings,
             device=context.device,
+            overrides=overrides,
         )
     family.finish(name, module)
     check_filled(name, module)
-    return Component(module=module.train(), config=config, lora=lora)
+    return Component(module=module.train(), config=config, lora=lora, overrides=overrides)
 
 
 def loaded(load: Load, family: Family, name: str, source: WeightSource) -> nn.Module:

@@ -72,10 +72,15 @@ class Idle:
         """Refuse."""
         raise untrained("save")
 
-    def sleep(self) -> None:
+    @property
+    def payload(self) -> str | None:
+        """What the updater pushes; None when there is nothing to push."""
+        return None if self.own is None else self.own.payload
+
+    def sleep(self, *, frozen: bool = True) -> None:
         """Give device memory back."""
         if self.own is not None:
-            self.own.sleep()
+            self.own.sleep(frozen=frozen)
 
     def wake(self) -> None:
         """Take device memory again."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from drl.errors import BadInput, ContractError
 from drl.lora.sharding import copy_into
 from drl.model.parallel import Ranks, frozen_layout, shard, unsharded_parameters
+from drl.model.precision import NONE, Overrides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,7 @@ def spread(
     ranks: Ranks,
     settings: ShardSettings,
     device: str,
+    overrides: Overrides = NONE,
 ) -> None:
     """Shard a component over the ranks, in place; collective.
 
@@ -90,6 +92,7 @@ def spread(
         reduce_dtype=settings.reduce_dtype,
         cpu_offload=settings.cpu_offload,
         frozen=frozen,
+        overrides=overrides,
     )
     make_empty(module, device, cpu_offload=settings.cpu_offload)
     fill(module, weights, device, alike=settings.load == "all_ranks")

@@ -31,6 +31,13 @@ from torch.distributed.tensor import DTensor
 
 from drl.errors import BadInput, ContractError
 from drl.lora import adapter_names, base_names
+from drl.model.precision import (
+    NONE,
+    Overrides,
+    overridden_leaves,
+    overridden_tables,
+    store_frozen,
+)
 from drl.stages.loss import DTYPES
 
 if TYPE_CHECKING:
@@ -92,6 +99,7 @@ def shard(
     reduce_dtype: str = "fp32",
     cpu_offload: bool = False,
     frozen: str = "sharded",
+    overrides: Overrides = NONE,
 ) -> None:
     """Shard a component over ``mesh`` in place: a group per module of a class in ``wrap``, one for the rest.
 
@@ -99,31 +107,39 @@ def shard(
     summed over ranks in ``reduce_dtype``, not averaged, because rows are weighted by the whole window.
     With adapters, neighbours share a group, only matrices of the base are sharded, and all of it is stored
     in ``forward_dtype`` from now on: that is the precision in which it is gathered, so no forward changes.
-    ``frozen`` "kept" keeps what a forward gathered for the backward, "whole" shards nothing of the base. A
-    module on the meta device stays there.
-    Raises BadInput for a class that occurs nowhere and for an empty ``wrap``.
+    ``frozen`` "kept" keeps what a forward gathered for the backward, "whole" shards nothing of the base.
+    ``overrides``: modules that are gathered in a dtype of their own, each in a group of its own. A module
+    on the meta device stays there.
+    Raises BadInput for a class that occurs nowhere, for an empty ``wrap``, and for a parameter with a dtype
+    of its own that cannot have a group of its own.
     """
     groups = wrapped_modules(module, wrap)
     adapters = set(whole_parameters(module))
     if adapters:
-        store_in(DTYPES[forward_dtype], (p for p in module.parameters() if p not in adapters))
+        store_frozen(module, forward_dtype, overrides)
     if adapters and frozen == "whole":
         return
+    check_groups(module, overrides)
     whole = set(unsharded_parameters(module))
-    policy = MixedPrecisionPolicy(
-        param_dtype=DTYPES[forward_dtype],
-        reduce_dtype=DTYPES[reduce_dtype],
-        cast_forward_inputs=False,
-    )
     offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
     parts: list[list[nn.Module]] = [[group] for group in groups]
     if adapters:
         parts = gathered_together(module, groups, GATHER_BYTES)
-    for part in [*parts, [module]]:
+    default = DTYPES[forward_dtype]
+    apart = [
+        ([leaf], dtype)
+        for leaf, dtype in overridden_leaves(module, overrides)
+        if not whole.issuperset(leaf.parameters())
+    ]
+    for part, dtype in [*apart, *((part, default) for part in [*parts, [module]])]:
         fully_shard(
             part,
             mesh=mesh,
-            mp_policy=policy,
+            mp_policy=MixedPrecisionPolicy(
+                param_dtype=dtype,
+                reduce_dtype=DTYPES[reduce_dtype],
+                cast_forward_inputs=False,
+            ),
             offload_policy=offload,
             ignored_params=whole,
             # the root's group is needed again as soon as the backward begins
@@ -187,11 +203,15 @@ def gathered_together(
     return joined
 
 
-def store_in(dtype: torch.dtype, parameters: Iterable[nn.Parameter]) -> None:
-    """Store floating parameters in another dtype from now on."""
-    for parameter in parameters:
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
+def check_groups(module: nn.Module, overrides: Overrides) -> None:
+    """Raise BadInput for a parameter with a dtype of its own that shares a group with others."""
+    tables = overridden_tables(module, overrides)
+    if tables:
+        raise BadInput(
+            f"train.parameter_dtypes: {tables[0]} lies beside other modules, so that ranks would gather "
+            "it with theirs, in their dtype; leave it out, use cluster.actor_num_gpus_per_node = 1, or "
+            "keep the base whole (train.shard_frozen = 'never')"
+        )
 
 
 def whole_parameters(module: nn.Module) -> list[nn.Parameter]:

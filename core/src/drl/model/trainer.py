@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,12 +16,14 @@ from drl.lora import AdapterSnapshot, adapter_snapshot
 from drl.mathematics.schedule import ScheduleSettings, learning_rate
 from drl.model.parallel import ALONE, Ranks, reshard, sum_whole_gradients
 from drl.model.scaler import OVERFLOW, LossScaler
+from drl.model.sleeping import Bed
 from drl.model.weights import write_weights
-from drl.stages.loss import OLD, Forward, column, score_pairs, value_of
+from drl.stages.loss import Forward, check_noise
+from drl.stages.parity import batches_of, compared, joined
 from drl.stages.recompute import recomputed
-from drl.stages.step import accumulate, agree, clip_gradients, measure
+from drl.stages.step import accumulate, agree, measure, result_of, start_clipping
 from drl.stages.sync import push_component
-from drl.types import Pair, ParityReport, Shard, StepContext, StepReport
+from drl.types import ParityReport, Shard, StepContext, StepReport
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from drl.interfaces.engine import EngineHandle
     from drl.interfaces.updater import PushReport, Updater
+    from drl.model.compiled import Compilations
     from drl.model.ema import Ema
 
 
@@ -79,6 +80,7 @@ class Trainer:
         self.ema = ema
         self.old = old
         self.ranks = ranks
+        self.compilations: Compilations | None = None
         self.scaler = LossScaler(enabled=forward.dtype == "fp16")
         self.global_step = 0
         self.bad_steps = 0
@@ -88,6 +90,8 @@ class Trainer:
             seed=context.seed, device=forward.device, settings=saves, ranks=ranks
         )
         self.remarks: tuple[str, ...] = ()
+        self._trained: list[tuple[str, nn.Parameter]] = []
+        self.bed = Bed(forward.device)
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
@@ -103,14 +107,19 @@ class Trainer:
 
     def train(self, shards: Sequence[Shard]) -> Iterator[StepReport]:
         """Run every window of this rank's shard; one report per optimizer step."""
+        self._check_awake()
         shard = shards[self.context.rank]
         if self.old is not None:
             self.old.reset()  # the old policy of a rollout's training is what it started from
+        check_noise(self.forward, shard)
+        # once: walking through a large model takes the host longer than a step's other work
+        self._trained = list(self.named_parameters())
         if self.forward.loss.recomputes_old_log_prob:
             shard = self._recomputed(shard)
         with self.keeper.randomness.in_place():
             for window in range(len(shard.windows)):
                 yield self._step(shard, window)
+        self.forward.records.clear()
         self.next_rollout = shard.rollout_id + 1
         self.keeper.prepare(self.parts())
 
@@ -129,6 +138,8 @@ class Trainer:
         take = self._try_step if self.settings.skip is None else self._measure
         skipped = take(shard, window, metrics)
         self._count_bad(skipped)
+        if self.compilations is not None:
+            metrics |= self.compilations.news()
         last = window + 1 == len(shard.windows)
         if self.ema is not None and last and self.settings.skip is None:
             metrics |= self.ema.advance()
@@ -150,13 +161,16 @@ class Trainer:
         context = self._context(shard, window)
         # a scale is a power of two, and 1 without one: the quotient loses no bit
         scaled = divisor / self.scaler.scale
-        result = accumulate(self.forward, shard.windows[window], scaled, context)
-        result = agree(result, self.ranks)
-        metrics.update(result.figures.reduced("train/"))
-        parameters = [parameter for _, parameter in self.named_parameters()]
+        batches, named = shard.windows[window], self._trained
+        totals = accumulate(self.forward, batches, scaled, context)
+        parameters = [parameter for _, parameter in named]
         sum_whole_gradients(parameters, self.ranks, self.settings.reduce_dtype)
         self.scaler.unscale(parameters)
-        norm, broken = clip_gradients(self.named_parameters(), self.settings.clip_grad, self.ranks)
+        # launched before the figures are read: the device has work while the host waits for them
+        clipped = start_clipping(named, self.settings.clip_grad, self.ranks)
+        result = agree(result_of(batches, totals), self.ranks)
+        metrics.update(result.figures.reduced("train/"))
+        norm, broken = clipped()
         metrics["train/grad_norm"] = norm
         reason = result.broken or self.scaler.settle(broken)
         metrics |= self.scaler.metrics(overflow=reason is not None and reason.startswith(OVERFLOW))
@@ -171,9 +185,10 @@ class Trainer:
         """Run the forward passes of a window for their figures; return why there is no step."""
         if shard.window_weights[window] == 0:
             return "every row of the window has weight 0"
-        result = measure(self.forward, shard.windows[window], self._context(shard, window))
+        batches = shard.windows[window]
+        totals = measure(self.forward, batches, self._context(shard, window))
         reshard(self.models.values())  # there was no backward pass to do it
-        result = agree(result, self.ranks)
+        result = agree(result_of(batches, totals), self.ranks)
         metrics.update(result.figures.reduced("train/"))
         return result.broken or self.settings.skip
 
@@ -202,35 +217,14 @@ class Trainer:
 
     def replay(self, shards: Sequence[Shard]) -> ParityReport:
         """Score the recorded steps without gradient under the weights that engines have, and compare."""
-        with self.rolled_out(), without_dropout(self.models.values()):
-            report = self._replay(shards)
-            reshard(self.models.values())  # there was no backward pass to do it
-        return joined(self.ranks.gather(report))
-
-    def _replay(self, shards: Sequence[Shard]) -> ParityReport:
-        worst: dict[int, float] = defaultdict(float)
-        rows = 0
+        self._check_awake()
         shard = shards[self.context.rank]
-        for window, batches in enumerate(shard.windows):
-            context = self._context(shard, window)
-            for pairs in batches:
-                for pair, value in zip(pairs, self._differences(pairs, context), strict=True):
-                    if pair.weight:
-                        step = int(pair.values.get("step", pair.id[-1]))
-                        # NaN must not hide behind max
-                        worst[step] = value if math.isnan(value) else max(worst[step], value)
-                        rows += 1
-        return ParityReport(by_step=dict(sorted(worst.items())), rows=rows)
-
-    @torch.no_grad()
-    def _differences(self, pairs: Sequence[Pair], context: StepContext) -> list[float]:
-        """Return |trainer - engine| log-prob of each row."""
-        scored = score_pairs(self.forward, pairs, context)
-        if scored is None:
-            raise ContractError("only losses that need a transition can be compared with a rollout")
-        old_B = column([value_of(pair, OLD) for pair in pairs], self.forward.device)
-        values: list[float] = (scored.joint_log_prob - old_B).abs().tolist()
-        return values
+        contexts = [self._context(shard, window) for window in range(len(shard.windows))]
+        with self.rolled_out(), without_dropout(self.models.values()):
+            report = compared(self.forward, batches_of(shard, contexts))
+            reshard(self.models.values())  # there was no backward pass to do it
+        self.forward.records.clear()
+        return joined(self.ranks.gather(report))
 
     def use_updater(self, name: str) -> None:
         """Push through the updater of this name from now on."""
@@ -242,6 +236,7 @@ class Trainer:
         """Push the trained weights of every component through the updater."""
         if self.updater is None:
             return []
+        self._check_awake()
         self.updater.connect(self.context, engines)
         with self.rolled_out():
             return [
@@ -261,6 +256,7 @@ class Trainer:
 
     def restore(self, path: Path, options: RestoreOptions = RESUME) -> int:
         """Read what ``save`` wrote; return the next rollout id. CheckpointError before anything changed."""
+        self._check_awake()
         found = self.keeper.restore(path, self.parts(), options)
         self.settings = replace(self.settings, schedule=found.schedule)
         self.global_step = found.meta["global_step"]
@@ -299,11 +295,25 @@ class Trainer:
             },
         )
 
-    def sleep(self) -> None:
-        """Nothing to free in this process: it shares the device with its own engine."""
+    @property
+    def payload(self) -> str | None:
+        """What the updater pushes ("lora", "dense", "merged"); None without one."""
+        return None if self.updater is None else self.updater.payload
+
+    def sleep(self, *, frozen: bool = True) -> None:
+        """Move everything to the CPU; ``frozen``: weights that are not trained too. Saves still work."""
+        self.bed.lie_down(self.models, self.optimizer, self._averages(), frozen=frozen)
 
     def wake(self) -> None:
-        """The counterpart of ``sleep``."""
+        """Move back what ``sleep`` moved away."""
+        self.bed.get_up(self.optimizer, self._averages())
+
+    def _averages(self) -> list[Ema]:
+        return [average for average in (self.ema, self.old) if average is not None]
+
+    def _check_awake(self) -> None:
+        if self.bed.occupied:
+            raise ContractError("the trainer sleeps; call wake before it computes or loads weights")
 
     def close(self) -> None:
         """Let go of engines; a second call is harmless."""
@@ -322,14 +332,3 @@ def without_dropout(models: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for model in changed:
             model.train()
-
-
-def joined(reports: Sequence[ParityReport]) -> ParityReport:
-    """Return the parity of all ranks: the worst difference of each step."""
-    worst: dict[int, float] = {}
-    for report in reports:
-        for step, value in report.by_step.items():
-            # NaN must not hide behind max
-            worst[step] = value if math.isnan(value) else max(worst.get(step, 0.0), value)
-    rows = sum(report.rows for report in reports)
-    return ParityReport(by_step=dict(sorted(worst.items())), rows=rows)

@@ -28,8 +28,11 @@ from drl.observe.curves import (
 from drl.observe.directory import RunDirectory
 from drl.observe.files import number, read_json_lines, write_text_atomic
 from drl.observe.gallery import Gallery, load_gallery
+from drl.observe.lanes import Lanes, draw_lanes, read_timelines
 from drl.observe.metrics import Metrics, read_metrics
+from drl.observe.performance import Figure, memory_panel, speed
 from drl.observe.summary import parity_steps, verdict
+from drl.observe.timing import Timeline
 
 MOST_PUSHES = 12
 NEWEST_PUSHES = 8
@@ -78,6 +81,9 @@ class View:
     unproven: tuple[str, ...] | None
     phases: tuple[PhaseTime, ...]
     phase_chart: Chart | None
+    speed: tuple[Figure, ...]
+    memory: Panel | None
+    lanes: Lanes | None
     packages: tuple[tuple[str, str], ...]
     components: tuple[Mapping[str, Any], ...]
     recipe: str
@@ -130,6 +136,12 @@ class _Files:
         self.remarks += metrics.remarks
         return metrics
 
+    def timelines(self) -> dict[int, Timeline]:
+        """Return the timelines of the iterations; a run need not have any."""
+        found, remarks = read_timelines(self.directory.path)
+        self.remarks += remarks
+        return found
+
     def pushes(self) -> list[dict[str, Any]]:
         """Return the rows of pushes, none when absent."""
         if not self.directory.sync.is_file():
@@ -163,6 +175,7 @@ def gather(directory: RunDirectory) -> View:
     gallery = load_gallery(directory.samples)
     results = _results(summary)
     times, chart = phase_times(metrics)
+    order = [time.name for time in times]
     limit = _limit(summary, recipe)
     return View(
         name=_name(directory, recipe),
@@ -178,6 +191,9 @@ def gather(directory: RunDirectory) -> View:
         unproven=_unproven(summary),
         phases=tuple(times),
         phase_chart=chart,
+        speed=tuple(speed(metrics)),
+        memory=memory_panel(metrics, order),
+        lanes=draw_lanes(files.timelines(), order),
         packages=_packages(plugins),
         components=tuple(row for row in _list(plugins, "components") if isinstance(row, dict)),
         recipe=recipe_text,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from drl.errors import ContractError
+from drl.mathematics.transfer import stacked
 from drl.types import (
     LossOutput,
     Metric,
@@ -93,7 +94,7 @@ def with_alignment(batch: PairBatch, predictions: Predictions, output: LossOutpu
     if len(predictions.trained) != 1:
         raise ContractError("debug.engine_debug compares models with one stream")
     (trained,) = predictions.trained.values()
-    engine = torch.stack([pair.debug[OUTPUT] for pair in batch.pairs]).to(trained.device)
+    engine = stacked([pair.debug[OUTPUT] for pair in batch.pairs], trained.device)
     figures = differences(trained.detach().float(), engine.float(), batch.weight_B)
     metrics = {
         "model_output_mean_abs_diff": figures[0],

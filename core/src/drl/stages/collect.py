@@ -31,6 +31,7 @@ class Busy:
     in_flight: int = 0
     since: float = 0.0
     seconds: float = 0.0
+    spans: list[tuple[float, float]] = field(default_factory=list)
 
     def __enter__(self) -> None:
         if self.in_flight == 0:
@@ -40,7 +41,9 @@ class Busy:
     def __exit__(self, *error: object) -> None:
         self.in_flight -= 1
         if self.in_flight == 0:
-            self.seconds += time.perf_counter() - self.since
+            now = time.perf_counter()
+            self.seconds += now - self.since
+            self.spans.append((self.since, now))
 
 
 Seconds = defaultdict[str, Busy]
@@ -136,6 +139,7 @@ async def _collect(run: Run, rollout_id: int, source: DataSource) -> Rollout:
         groups=groups,
         dropped=dict(draws.dropped),
         seconds={name: busy.seconds for name, busy in seconds.items()},
+        spans={name: busy.spans for name, busy in seconds.items()},
         metrics={"rollout/surplus_groups": float(len(surplus))} if surplus else {},
     )
 

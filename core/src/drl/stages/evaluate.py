@@ -15,6 +15,7 @@ from drl.mathematics.seeding import evaluation_seed
 from drl.stages.generate import generate
 from drl.stages.own_function import function_evaluation
 from drl.stages.periodic import due
+from drl.stages.residence import for_sampling
 from drl.stages.reward import assign_rewards, scores_groups, scores_of
 from drl.stages.rollout import choose_steps, evaluation_sampling, training_sampling
 from drl.stages.rollout_figures import log_evaluation
@@ -65,6 +66,7 @@ def evaluate(run: Run, done: int, *, label: str) -> EvaluationReport | None:
     own = run.functions.get("eval.function")
     if run.engines is None or not (run.evaluation_sets or own is not None):
         return None
+    for_sampling(run)
     with run.phases.phase("eval"):
         samples = evaluation_samples(run, done)
     means = {name: mean_reward(column) for name, column in samples.items()}

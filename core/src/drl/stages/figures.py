@@ -10,8 +10,8 @@ from drl.types import StepReport
 PER_UPDATE = ("train/ratio_mean", "train/ratio_abs_minus_1")
 """Figures that name their inner update as well: before the first one a ratio is 1, after it not."""
 
-COUNTS = ("train/overflow_steps",)
-"""Figures that are 0 or 1 in a step, and added up."""
+COUNTS = ("train/overflow_steps", "train/compiled_graphs", "train/recompilations")
+"""Figures that count what a step had, and are added up."""
 
 
 def training_figures(steps: Sequence[StepReport]) -> dict[str, float]:

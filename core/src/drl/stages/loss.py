@@ -6,15 +6,18 @@ the model, a family never sees an advantage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from drl.errors import BatchError, ContractError
+from drl.errors import BadInput, ContractError
+from drl.mathematics.transfer import columns
 from drl.stages.alignment import with_alignment
+from drl.stages.mode import EvaluationModes
+from drl.stages.upload import Records, make_batch, not_there
 from drl.types import (
     Condition,
     ConditionRecord,
@@ -26,6 +29,7 @@ from drl.types import (
     PairBatch,
     Predictions,
     ScoredTransition,
+    Shard,
     StepContext,
     Streams,
     Transition,
@@ -49,26 +53,14 @@ ENGINE = "log_prob_rollout"
 """Value of a pair: the engine's log-prob, where the trainer has taken the place of the old one."""
 
 
-class Columns(dict[str, "Tensor"]):
-    """Tensors of a batch by name; one that is not there is named in a BatchError."""
-
-    def __missing__(self, name: str) -> Tensor:
-        raise _not_there(name, self)
-
-
-def _not_there(name: str, known: Iterable[str]) -> BatchError:
-    return BatchError(
-        f"the loss reads {name!r} of its pairs, which have {sorted(known)}; a function that makes pairs "
-        "(rollout.custom_expand, rollout.custom_convert) must set what the loss reads"
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
     """What one forward needs besides its pairs: model, mathematics, precision, guidance.
 
-    ``guidance`` by the route's option name. ``old``, ``reference``: a context, by component, in which the
-    model is the old policy, or the reference; None when no such pass runs.
+    ``guidance`` by the route's option name; ``batched_guidance``: both its predictions in one forward.
+    ``old``, ``reference``: a context, by component, in which the model is the old policy, or the
+    reference; None when no such pass runs. ``records``: conditions that are on the device.
+    ``evaluation``: a context, by component, in which its model is in evaluation mode.
     """
 
     family: Family
@@ -79,8 +71,15 @@ class Forward:
     dtype: str
     input_dtypes: InputDtypes
     guidance: Mapping[str, Guidance]
+    batched_guidance: bool = False
     old: PolicyContext | None = None
     reference: PolicyContext | None = None
+    records: Records = field(init=False)
+    evaluation: EvaluationModes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "records", Records(self.device))
+        object.__setattr__(self, "evaluation", EvaluationModes(self.models))
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return autocast at the forward dtype; nothing in float32."""
@@ -89,41 +88,11 @@ class Forward:
         return torch.autocast(self.device.type, dtype=DTYPES[self.dtype])
 
 
-def make_batch(pairs: Sequence[Pair], device: torch.device) -> PairBatch:
-    """Stack pairs on the device; raises BatchError when they do not fit into one batch."""
-    components = sorted({pair.component for pair in pairs})
-    if len(components) > 1:
-        raise BatchError(
-            f"a micro-batch mixes denoising phases {components}; set train.micro_batch_size = 1, or "
-            "choose trained steps of one phase (sde.step_strategy)"
-        )
-    first = pairs[0]
-    timesteps = [pair.timestep for pair in pairs if pair.timestep is not None]
-    return PairBatch(
-        pairs=tuple(pairs),
-        tensors=Columns(
-            (key, torch.stack([pair.tensors[key] for pair in pairs]).to(device))
-            for key in first.tensors
-        ),
-        values=Columns(
-            (name, column([pair.values[name] for pair in pairs], device)) for name in first.values
-        ),
-        weight_B=column([pair.weight for pair in pairs], device),
-        sigma_B=column([pair.sigma for pair in pairs], device),
-        timestep_B=column(timesteps, device) if len(timesteps) == len(pairs) else None,
-    )
-
-
 def value_of(pair: Pair, name: str) -> float:
     """Return one value of a pair; BatchError when it has none of that name."""
     if name not in pair.values:
-        raise _not_there(name, pair.values)
+        raise not_there(name, pair.values)
     return pair.values[name]
-
-
-def column(values: Sequence[float], device: torch.device) -> Tensor:
-    """Return ``(B,)`` float32 on the device."""
-    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def loss_of(forward: Forward, pairs: Sequence[Pair], context: StepContext) -> LossOutput:
@@ -178,13 +147,16 @@ def complete_inputs(forward: Forward, batch: PairBatch, inputs: ForwardInputs) -
     if time_B is None:
         time_B = family.model_time(batch.sigma_B, batch.timestep_B).repeat(rows)
     guidance = guidance_of(forward, batch)
+    condition = batch_condition(forward, [pair.condition for pair in batch.pairs], rows)
+    if condition is None:
+        raise ContractError(f"{type(forward.loss).__name__}: pairs carry no condition")
     negatives = [pair.negative for pair in batch.pairs]
+    negative = batch_condition(forward, negatives, rows) if guidance.on else None
     return replace(
         inputs,
         model_time_B=time_B,
         guidance=guidance,
-        condition=batch_condition(forward, [pair.condition for pair in batch.pairs], rows),
-        negative=batch_condition(forward, negatives, rows) if guidance.on else None,
+        conditions=family.conditions(condition, negative, batched=forward.batched_guidance),
     )
 
 
@@ -206,35 +178,22 @@ def batch_condition(
         return None
     if len(known) != len(records):
         raise ContractError("some pairs of a micro-batch carry a condition and some do not")
-    rows = [forward.family.condition(on_device(record, forward.device)) for record in known]
+    rows = [forward.family.condition(forward.records.on_device(record)) for record in known]
     return forward.family.collate(rows * rows_per_pair)
-
-
-def on_device(record: ConditionRecord, device: torch.device) -> ConditionRecord:
-    """Move a record's tensors to the device."""
-    return replace(
-        record, tensors={name: tensor.to(device) for name, tensor in record.tensors.items()}
-    )
 
 
 def predict(forward: Forward, batch: PairBatch, inputs: ForwardInputs) -> Streams:
     """Return the velocity of the trained weights, guided when guidance is on."""
     model = forward.models[batch.pairs[0].component]
-    condition, negative = inputs.condition, inputs.negative
-    if condition is None:
-        raise ContractError(f"{type(forward.loss).__name__}: pairs carry no condition")
+    assert inputs.conditions is not None
+    assert inputs.model_time_B is not None
     with forward.autocast():
         cast = caster(forward)
         streams = {
             name: cast(forward.input_dtypes.latents, x) for name, x in inputs.streams.items()
         }
-        assert inputs.model_time_B is not None
         time_B = cast(forward.input_dtypes.timestep, inputs.model_time_B)
-        positive = forward.family.forward(model, streams, time_B, condition)
-        if negative is None:
-            return positive
-        other = forward.family.forward(model, streams, time_B, negative)
-        return forward.family.guide(positive, other, inputs.guidance)
+        return forward.family.predict(model, streams, time_B, inputs.conditions, inputs.guidance)
 
 
 def caster(forward: Forward) -> Callable[[str | None, Tensor], Tensor]:
@@ -255,14 +214,8 @@ def predict_as(
     if policy is None:
         return None
     component = batch.pairs[0].component
-    model = forward.models[component]
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), policy(component):
-            return predict(forward, batch, inputs)
-    finally:
-        model.train(was_training)
+    with forward.evaluation(component), torch.no_grad(), policy(component):
+        return predict(forward, batch, inputs)
 
 
 def score_transition(
@@ -283,6 +236,36 @@ def score_transition(
     return ScoredTransition(
         mean=mean, std_dev_t_B=std, log_prob_B=log_prob, reference_mean=reference or None
     )
+
+
+def check_noise(forward: Forward, shard: Shard) -> None:
+    """Raise BadInput for a recorded step without noise, where the loss divides by it.
+
+    Before training and on the CPU: in a micro-batch the host would have to wait for the answer.
+    """
+    if not forward.loss.divides_by_noise or forward.backend is None:
+        return
+    pairs = [pair for window in shard.windows for batch in window for pair in batch]
+    steps = {
+        (pair.sigma, value_of(pair, "sigma_next"), value_of(pair, "sigma_max")): pair.id
+        for pair in reversed(pairs)
+    }
+    if not steps:
+        return
+    sigma_B, next_B, max_B = columns(list(zip(*steps, strict=True)), torch.device("cpu"))
+    nothing = torch.zeros(len(steps), 1)
+    step = forward.backend.transition(nothing, nothing, sigma_B, next_B, sigma_max_B=max_B)
+    still = [
+        pair_id
+        for pair_id, std in zip(steps.values(), step.std_dev_t.tolist(), strict=True)
+        if std == 0
+    ]
+    if still:
+        raise BadInput(
+            "algorithm.kl_beta is above 0, but the pairs (sample, step) "
+            f"{still[:8]} have no noise to divide the KL by; keep the last step out of the stochastic "
+            "steps, or set algorithm.kl_beta = 0"
+        )
 
 
 def _transition(backend: SdeBackend, batch: PairBatch, stream: str, velocity: Tensor) -> Transition:

@@ -15,6 +15,7 @@ from drl.lora import adapters, merged_state, to_plain_name, uniform_adapters
 from drl.lora.sharding import full_tensor
 from drl.mathematics.packing import pack_by_size
 from drl.observe.summary import record_push
+from drl.stages.residence import for_sync
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,6 +43,7 @@ def sync(run: Run, version: int) -> None:
     """Bring the trained weights to every engine as ``version``, and prove it."""
     if run.engines is None:
         return
+    for_sync(run)
     with run.phases.phase("update_weights"):
         run.background.run(run.engines.recover())
         handles = run.engines.handles()

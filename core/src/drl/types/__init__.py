@@ -19,6 +19,7 @@ from drl.types.report import (
 from drl.types.sample import (
     Condition,
     ConditionRecord,
+    Conditions,
     Dropped,
     Group,
     Media,
@@ -57,6 +58,7 @@ __all__ = [
     "Claim",
     "Condition",
     "ConditionRecord",
+    "Conditions",
     "Context",
     "Dropped",
     "EvaluationReport",

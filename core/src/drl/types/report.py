@@ -25,10 +25,19 @@ class ParityReport:
     """Rollout against trainer before the first optimizer step.
 
     ``by_step``: max absolute log-prob difference per denoising step number; ``rows``: pairs compared.
+    ``mean_by_step``: the mean absolute difference over the ``rows_by_step`` pairs of a step.
     """
 
     by_step: Mapping[int, float]
     rows: int
+    mean_by_step: Mapping[int, float] = field(default_factory=dict)
+    rows_by_step: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        """Mean difference over all pairs, NaN if one is NaN; 0.0 when nothing was compared."""
+        total = sum(self.mean_by_step[step] * rows for step, rows in self.rows_by_step.items())
+        return total / max(1, sum(self.rows_by_step.values()))
 
     @property
     def worst(self) -> float:

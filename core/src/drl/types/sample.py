@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class ConditionRecord:
     """What a model is conditioned on, for one sample, as an engine reports it.
 
     ``tensors`` by the engine's field name (``encoder_hidden_states``, ``pooled_projections`` …),
-    without a batch axis; ``values`` whatever is not a tensor.
+    without a batch axis, on the CPU or the device of the encoders; ``values`` whatever is not a tensor.
     """
 
     tensors: Mapping[str, Tensor]
@@ -79,6 +79,19 @@ class Condition:
 
     arguments: Mapping[str, Any]
     rows: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Both conditions of guidance. Made by ``Family.conditions``, read by ``Family.predict``.
+
+    ``negative`` is None for a forward without guidance. ``joint``: the rows of ``positive``, then those of
+    ``negative``, where both predictions share one forward.
+    """
+
+    positive: Condition
+    negative: Condition | None = None
+    joint: Condition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +145,9 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """The denoising path of one sample, float32 on the CPU.
+    """The denoising path of one sample, float32; on the CPU but for ``latents`` and ``debug``.
 
+    These two may lie on the engine's device: whatever leaves the process, or is looked at there, moves them.
     ``latents``: per stream ``(R, *L)``, the latents whose numbers are ``latent_steps`` (0..S).
     ``sigmas``: ``(S + 1,)``, the table in use, after shift, ending in 0. ``timesteps``: ``(S,)``.
     ``log_probs``: ``(S,)``, 0 on deterministic steps. ``sde_steps``: the stochastic step numbers.
@@ -225,7 +239,8 @@ class Rollout:
     """All kept groups of one iteration, sorted by ``group_index``, with what collecting them cost.
 
     ``metrics``: figures for the iteration's row, by full name. ``logged``: False leaves drl's own figures
-    of the rollout out of the log.
+    of the rollout out of the log. ``seconds``: by kind of work ("generate", "reward"); ``spans``: when it
+    was done, begin and end in seconds of ``time.perf_counter``.
     """
 
     rollout_id: int
@@ -233,6 +248,7 @@ class Rollout:
     groups: list[Group]
     dropped: Mapping[str, int] = EMPTY
     seconds: Mapping[str, float] = EMPTY
+    spans: Mapping[str, Sequence[tuple[float, float]]] = EMPTY
     metrics: Mapping[str, float] = EMPTY
     logged: bool = True
 

@@ -9,7 +9,7 @@ from operator import add
 from typing import TYPE_CHECKING
 
 from drl.components import EMPTY
-from drl.types.sample import Condition, ConditionRecord
+from drl.types.sample import ConditionRecord, Conditions
 from drl.types.stream import Streams
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ class ForwardInputs:
 
     streams: Streams
     model_time_B: Tensor | None = None
-    condition: Condition | None = None
-    negative: Condition | None = None
+    conditions: Conditions | None = None
     guidance: Guidance = Guidance()
     extras: Streams = EMPTY
     rows_per_pair: int = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,4 +43,18 @@ class TestLocalWithCps(TestLocal):
             sde_type="cps",
             noise_level=0.7,
             log_prob_no_const=True,
+        )
+
+
+class TestLocalApplied(TestLocal):
+    """Adapters are expected, to be computed beside the weights; weights come dense before any does."""
+
+    @pytest.fixture
+    def option_values(self) -> dict[str, Any]:
+        return {"rows": 4, "adapters": "applied", "weights": "fp32"}
+
+    @pytest.fixture
+    def launch(self, tiny_launch: Launch) -> Launch:
+        return replace(
+            tiny_launch, lora_targets={"transformer": ("transformer_blocks.0.attn.to_q",)}
         )

@@ -46,12 +46,16 @@ def row(seed: int = 0, sampling: Sampling = SAMPLING, **changes: Any) -> Row:
     return Row(request, 0)
 
 
+def idle() -> bool:
+    return False
+
+
 def jobs(*rows: Row) -> list[Job]:
     return [Job(one) for one in rows]
 
 
 def test_a_batch_takes_its_own_row_first_and_then_who_waited_longest() -> None:
-    waiting = WaitingRows(3, 0.0)
+    waiting = WaitingRows(3, 0.0, idle)
     made = jobs(*(row(seed) for seed in range(5)))
     waiting.add(made)
     assert waiting.batch_with(made[3]) == [made[3], made[0], made[1]]
@@ -60,7 +64,7 @@ def test_a_batch_takes_its_own_row_first_and_then_who_waited_longest() -> None:
 
 
 def test_rows_of_other_settings_or_done_already_are_left_out() -> None:
-    waiting = WaitingRows(4, 0.0)
+    waiting = WaitingRows(4, 0.0, idle)
     same, done, longer, scored, negative = jobs(
         row(1),
         row(2),
@@ -68,20 +72,20 @@ def test_rows_of_other_settings_or_done_already_are_left_out() -> None:
         row(4, evaluation=True),
         row(5, replace(SAMPLING, negative_prompt="blurred")),
     )
-    done.sample = object()  # type: ignore[assignment]
+    done.launched = True
     waiting.add([longer, done, scored, negative, same])
     (own,) = jobs(row(0))
     assert waiting.batch_with(own) == [own, negative, same]
 
 
 def test_a_full_batch_does_not_wait_and_one_that_is_not_waits_for_a_burst() -> None:
-    waiting = WaitingRows(3, 30.0)
+    waiting = WaitingRows(3, 30.0, idle)
     made = jobs(row(0), row(1), row(2))
     waiting.add(made)
     start = time.monotonic()
     assert waiting.batch_with(made[0]) == made
     assert time.monotonic() - start < 5
-    late = WaitingRows(3, 30.0)
+    late = WaitingRows(3, 30.0, idle)
     late.add(made[:1])
     for place in (1, 2):
         threading.Timer(0.02 * place, late.add, [made[place : place + 1]]).start()
@@ -90,7 +94,7 @@ def test_a_full_batch_does_not_wait_and_one_that_is_not_waits_for_a_burst() -> N
 
 
 def test_a_batch_of_one_takes_nobody_else() -> None:
-    waiting = WaitingRows(1, 30.0)
+    waiting = WaitingRows(1, 30.0, idle)
     made = jobs(row(0), row(1))
     waiting.add(made)
     assert waiting.batch_with(made[1]) == [made[1]]
@@ -198,11 +202,14 @@ def test_it_promises_before_the_start_and_tells_after_it(tiny_launch: Launch) ->
         path_seeds=True,
         debug_tensors=True,
         batch_invariant=True,
+        sleeps=True,
+        shares_weights=True,
     )
     info = asyncio.run(made.start(tiny_launch))
     assert info.pids == (os.getpid(),)
     assert info.address == f"local://{os.getpid()}/{id(made)}"
     assert made.capabilities().sde_types == frozenset({"sde", "ode"})
+    assert not made.capabilities().shares_weights  # it was given none
     with pytest.raises(EngineError, match="was started already; make another one"):
         asyncio.run(made.start(tiny_launch))
     asyncio.run(made.stop())

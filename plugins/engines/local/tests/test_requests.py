@@ -26,10 +26,8 @@ from drl.api import (
     Trajectory,
     WeightSource,
 )
-from drl.catalog import Catalog
 from drl_engine_local.config import LocalOptions
 from drl_engine_local.engine import LocalEngine
-from drl_engine_local.noise import RowNoise
 
 Ask = Callable[..., list[Sample]]
 MakeRequest = Callable[..., RolloutRequest]
@@ -363,19 +361,6 @@ def test_a_batch_that_is_not_full_waits_for_late_requests_only_briefly(
     asyncio.run(engine.generate(request_for(7)))
     assert time.monotonic() - start < 5
     asyncio.run(engine.stop())
-
-
-def test_the_second_generator_only_replaces_step_noise(
-    tiny_launch: Launch, installed: Catalog, engine: LocalEngine, sampling: Sampling
-) -> None:
-    sampler = engine.sampler
-    assert sampler is not None
-    made = RowNoise(sampler.pipeline, sampling, seed=3, path_seed=4, stream="visual", device="cpu")
-    plain = RowNoise(
-        sampler.pipeline, sampling, seed=4, path_seed=None, stream="visual", device="cpu"
-    )
-    assert torch.equal(made.initial, torch.randn((1, 4, 16, 16), generator=seeded(3))[0])
-    assert torch.equal(made.draw(), plain.draw())
 
 
 @pytest.mark.parametrize(

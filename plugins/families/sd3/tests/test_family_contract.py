@@ -137,7 +137,15 @@ class Flat(Sd3Family):
     """Believes that every picture is the same work."""
 
     def flops(self, component: str, config: Mapping[str, Any], shape: RowShape) -> Flops | None:
-        return Flops(forward=1e9, backward=2e9)
+        return Flops(forward=1e9, backward=2e9, input_gradient=1e9)
+
+
+class Free(Sd3Family):
+    """Believes that frozen weights cost nothing in a backward pass."""
+
+    def flops(self, component: str, config: Mapping[str, Any], shape: RowShape) -> Flops | None:
+        work = super().flops(component, config, shape)
+        return None if work is None else replace(work, input_gradient=0.0)
 
 
 class Timeless(Sd3Family):
@@ -219,6 +227,18 @@ class Restless(Sd3Pipeline):
         return super().encode_media(media, torch.Generator().manual_seed(seed))
 
 
+class Rounding(Sd3Pipeline):
+    """Puts its VAE away in bf16."""
+
+    def release(self) -> None:
+        super().release()
+        self._vae.get().to(torch.bfloat16).to(torch.float32)
+
+
+class PipedRounding(Piped):
+    other = Rounding
+
+
 class PipedStoppingShort(Piped):
     other = StoppingShort
 
@@ -270,8 +290,10 @@ CASES: list[tuple[type[Sd3Family], str, str]] = [
     (Heavy, "test_a_meta_build_has_the_same_tensors_and_no_memory", "is_meta"),
     (Seeding, "test_building_leaves_the_global_random_state_alone", "torch.equal"),
     (Flat, "test_work_grows_with_the_picture", "1000000000.0 < 1000000000.0"),
+    (Free, "test_work_grows_with_the_picture", "0 < 0.0"),
     (Timeless, TABLE, "recorded"),
     (Headless, TABLE, "pipeline() is None; state pipeline = False in capabilities"),
+    (PipedRounding, "test_what_was_released_comes_back_with_the_same_bits", "torch.equal"),
     (PipedStoppingShort, TABLE, "== 0.0"),
     (PipedRising, TABLE, "assert 1.0 == 0.0"),
     (PipedGlobal, "test_initial_latents_depend_on_the_seed_alone", "torch.equal"),

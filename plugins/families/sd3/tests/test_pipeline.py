@@ -98,7 +98,7 @@ def test_the_cache_of_prompts_is_bounded_and_keeps_the_latest(checkpoint: str) -
     first, _ = pipeline.encode_text(["a", "b"])
     assert pipeline.encode_text(["a"])[0] is first
     pipeline.encode_text(["c"])
-    assert list(pipeline.text.cache) == ["a", "c"]
+    assert list(pipeline.text.latest) == ["a", "c"]
     assert pipeline.encode_text(["a"])[0] is first
 
 

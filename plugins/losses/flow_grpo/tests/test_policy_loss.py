@@ -206,11 +206,9 @@ def test_a_kl_term_without_a_reference_is_refused_with_the_options() -> None:
         compute(policy_loss(kl_beta=0.1), batch([1.0], [0.0]), scored(torch.zeros(1)))
 
 
-def test_a_kl_term_at_a_step_without_noise_is_refused() -> None:
-    mean = torch.zeros(1, 2)
-    transition = scored(torch.zeros(1), mean, mean, torch.zeros(1))
-    with pytest.raises(BadInput, match=r"\(7, 0\).*no noise to divide the KL by"):
-        compute(policy_loss(kl_beta=0.1), batch([1.0], [0.0]), transition)
+def test_a_kl_term_has_core_look_for_steps_without_noise() -> None:
+    assert policy_loss(kl_beta=0.1).divides_by_noise
+    assert not policy_loss().divides_by_noise
 
 
 def test_no_transition_is_refused() -> None:

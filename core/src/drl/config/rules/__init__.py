@@ -8,6 +8,8 @@ from drl.config.rules.checkpoint import CHECKPOINT_RULES
 from drl.config.rules.cluster import CLUSTER_RULES
 from drl.config.rules.data import DATA_RULES
 from drl.config.rules.debug import DEBUG_RULES
+from drl.config.rules.deterministic import DETERMINISTIC_RULES
+from drl.config.rules.device import DEVICE_RULES
 from drl.config.rules.ema import EMA_RULES
 from drl.config.rules.functions import FUNCTION_RULES
 from drl.config.rules.lora import LORA_RULES
@@ -38,6 +40,8 @@ RULES = (
     *MEDIA_RULES,
     *TRAINING_RULES,
     *DEBUG_RULES,
+    *DEVICE_RULES,
+    *DETERMINISTIC_RULES,
 )
 
 __all__ = ["RULES"]

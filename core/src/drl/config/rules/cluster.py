@@ -83,6 +83,29 @@ def even_ranks(draft: Draft) -> Iterator[Problem]:
         )
 
 
+OFFLOADS = ("cluster.offload", "cluster.offload_train", "cluster.offload_rollout")
+
+
+def offloading(draft: Draft) -> Iterator[Problem]:
+    """Taking turns on a device needs two sides and a device that is worth leaving."""
+    asked = [path for path in OFFLOADS if draft.get(path)]
+    sampled = not draft.get("train.train_only") and draft.get("debug.load_rollout_data") is None
+    for path in asked:
+        if not sampled:
+            text = (
+                "means nothing here: no engine samples (train.train_only, debug.load_rollout_data)"
+            )
+            yield Problem(path, f"{text}; leave it out")
+        elif not draft.get("cluster.device").startswith("cuda"):
+            text = "is of no use: trainer and engine compute on the CPU, where memory has no other place"
+            yield Problem(path, text, "warning")
+        elif path != OFFLOADS[2] and draft.get("train.cpu_offload"):
+            text = "moves no trainer: its weights are on the CPU already (train.cpu_offload)"
+            yield Problem(path, text, "warning")
+        elif path == OFFLOADS[2] and draft.get("debug.rollout_only"):
+            yield Problem(path, "is not used: nothing is trained (debug.rollout_only)", "warning")
+
+
 CLUSTER_RULES = (
     one_machine,
     device_of_each_rank,
@@ -90,4 +113,5 @@ CLUSTER_RULES = (
     weights_on_the_cpu,
     options_of_ranks,
     even_ranks,
+    offloading,
 )

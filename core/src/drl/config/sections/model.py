@@ -56,6 +56,13 @@ class ModelSection(Section):
     load: Literal["broadcast", "all_ranks"] = Field(
         "broadcast", description="Ranks that read the weights: the first, which sends them, or all."
     )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="Compute the blocks' activations again in the backward pass instead of keeping them.",
+    )
+    checkpointed_share: float = Field(
+        1.0, gt=0, le=1, description="Share of the blocks that gradient_checkpointing recomputes."
+    )
 
 
 class LoraSection(Section):
@@ -131,6 +138,15 @@ class ClusterSection(Section):
     actor_num_nodes: int = Field(1, gt=0, description="Machines that train; 1 with inline.")
     actor_num_gpus_per_node: int = Field(
         1, gt=0, le=1024, description="Ranks of the trainer on each machine, one per GPU."
+    )
+    offload: bool = Field(
+        False, description="Both offload_train and offload_rollout, where these are unset."
+    )
+    offload_train: bool | None = Field(
+        None, description="Move the trainer to the CPU while the engine samples."
+    )
+    offload_rollout: bool | None = Field(
+        None, description="Let the engine give its memory back while the trainer trains."
     )
     distributed_timeout_minutes: float = Field(
         10.0, gt=0, description="How long ranks wait for each other before the run fails."

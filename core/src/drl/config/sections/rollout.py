@@ -126,6 +126,11 @@ class SamplingSection(Section):
     negative_prompt: str | None = Field(
         None, description="Negative prompt of guidance; the model's own when unset."
     )
+    batched_guidance: bool = Field(
+        False,
+        description="Predict with and without prompt in one forward of twice the rows, in engine and "
+        "trainer; true on a GPU unless set.",
+    )
     height: int = Field(512, gt=0, le=65_536, description="Height of the output in pixels.")
     width: int = Field(512, gt=0, le=65_536, description="Width of the output in pixels.")
     num_frames: int = Field(1, gt=0, description="Frames of the output; 1 is an image.")

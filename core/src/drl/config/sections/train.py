@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from drl.config.environment import environment
-from drl.config.fields import MAX_SEED, Section
+from drl.config.fields import MAX_SEED, Section, pairs
 from drl.options import Field
 
 
@@ -22,6 +22,25 @@ class TrainSection(Section):
     )
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="Precision in which ranks add their gradients up."
+    )
+    parameter_dtypes: Annotated[
+        tuple[tuple[str, Literal["fp32", "bf16", "fp16"]], ...], BeforeValidator(pairs)
+    ] = Field(
+        (),
+        description="Precision of single modules in the forward pass: pairs of a glob over parameter names "
+        "and a dtype; a later glob wins over an earlier one, and all over the family's.",
+    )
+    compile: bool = Field(
+        False, description="Compile the model's blocks with torch.compile, for fixed shapes."
+    )
+    attention_backend: str | None = Field(
+        None,
+        min_length=1,
+        description="Attention kernel, by its name in diffusers, in trainer and engine; torch's own choice "
+        "when unset.",
+    )
+    deterministic: bool = Field(
+        False, description="Only kernels that give the same bits every time; errors for others."
     )
     dp_replicate_size: int = Field(
         1,

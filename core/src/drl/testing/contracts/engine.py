@@ -22,10 +22,12 @@ from drl.interfaces.engine import (
 )
 from drl.interfaces.family import WeightSource
 from drl.mathematics.checksum import tensors_digest
+from drl.model.shared import tensors_by_name
 from drl.testing.builders import make_prompt
 from drl.testing.contracts.base import ContractBase
-from drl.testing.contracts.weights import make_bucket
-from drl.types import Guidance, RolloutRequest, Sample, Sampling, Trajectory
+from drl.testing.contracts.rescoring import rescored
+from drl.testing.contracts.weights import adapter_of, first_linear, make_bucket, shaken
+from drl.types import RolloutRequest, Sample, Sampling, Trajectory
 
 Result = TypeVar("Result")
 Run = Callable[[Coroutine[Any, Any, Result]], Result]
@@ -124,10 +126,11 @@ class EngineContract(ContractBase):
         assert [sample.member for sample in made] == [0, 1, 2]
         assert {sample.group_index for sample in made} == {0}
         pictures = [sample.media.pixels for sample in made if sample.media is not None]
+        assert {(one.dtype, one.device.type) for one in pictures} == {(torch.float32, "cpu")}
         assert not any(torch.equal(pictures[0], other) for other in pictures[1:])
 
     def test_a_trajectory_is_whole(
-        self, ask: Callable[..., list[Sample]], sampling: Sampling
+        self, ask: Callable[..., list[Sample]], sampling: Sampling, launch: Launch
     ) -> None:
         path = path_of(ask(7)[0])
         steps = sampling.num_steps
@@ -137,8 +140,11 @@ class EngineContract(ContractBase):
         assert path.sigmas.shape == (steps + 1,)
         assert float(path.sigmas[-1]) == 0.0
         assert bool((path.sigmas[1:] < path.sigmas[:-1]).all())
-        for tensor in (*path.latents.values(), path.sigmas, path.timesteps, path.log_probs):
-            assert (tensor.dtype, tensor.device.type) == (torch.float32, "cpu")
+        numbers = (path.sigmas, path.timesteps, path.log_probs)
+        assert {tensor.device.type for tensor in numbers} == {"cpu"}
+        for tensor in (*path.latents.values(), *numbers):
+            assert tensor.dtype == torch.float32
+            assert tensor.device.type in ("cpu", torch.device(launch.device).type)
             assert bool(torch.isfinite(tensor).all())
             assert not tensor.is_inference(), (
                 "an inference tensor cannot go through a training forward"
@@ -312,6 +318,30 @@ class EngineContract(ContractBase):
             run(engine.resume(what))
         assert same(ask(7)[0], before)
 
+    def test_shared_weights_are_read_and_never_written(
+        self, instance: Engine, launch: Launch, model: nn.Module, sampling: Sampling, run: Run[Any]
+    ) -> None:
+        if not instance.capabilities().shares_weights:
+            pytest.skip("the engine holds weights of its own")
+        name, layer = launch.components[0], first_linear(model)
+        shared = {key: one.detach() for key, one in tensors_by_name(model).items()}
+        before = tensors_digest(shared, shared.values())
+        targets = {name: (layer,)}
+        run(instance.start(replace(launch, shared={name: shared}, lora_targets=targets)))
+        assert instance.capabilities().shares_weights
+        pictures = []
+        for version in (1, 2):
+            run(instance.begin_update(version))
+            factors = adapter_of(model, layer, seed=version)
+            lora = LoraFields(rank=2, alpha=2.0)
+            bucket = make_bucket(factors, version=version, component=name, lora=lora)
+            run(instance.update_weights(bucket))
+            run(instance.end_update(version))
+            pictures += run(instance.generate(request_of(sampling, (7,))))
+        run(instance.stop())
+        assert not same(*pictures)
+        assert tensors_digest(shared, shared.values()) == before
+
     def test_a_stopped_engine_is_dead_and_may_be_stopped_again(
         self, engine: Engine, run: Run[Any]
     ) -> None:
@@ -362,37 +392,3 @@ def same(one: Sample, other: Sample) -> bool:
         and torch.equal(a.log_probs, b.log_probs)
         and torch.equal(one.media.pixels, other.media.pixels)
     )
-
-
-def shaken(model: nn.Module) -> dict[str, Tensor]:
-    """Move every parameter of the model a little, and return them by name."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-@torch.no_grad()
-def rescored(sample: Sample, launch: Launch, model: nn.Module) -> Tensor:
-    """Score the recorded steps as a trainer does, one row at a time; ``(S,)``."""
-    path, family = path_of(sample), launch.family
-    (stream,) = path.latents
-    backend = launch.sde_backends[str(sample.echo.get("sde_type", "sde"))]
-    assert sample.condition is not None
-    scale = Guidance(scale=float(sample.echo.get("guidance_scale", 1.0)))
-    values = []
-    for step in range(len(path.timesteps)):
-        latents = {stream: path.at(step)[stream][None]}
-        sigma_B, next_B = path.sigmas[step : step + 1], path.sigmas[step + 1 : step + 2]
-        time_B = family.model_time(sigma_B, path.timesteps[step : step + 1])
-        velocity = family.forward(model, latents, time_B, family.condition(sample.condition))
-        if sample.negative is not None:
-            negative = family.forward(model, latents, time_B, family.condition(sample.negative))
-            velocity = family.guide(velocity, negative, scale)
-        transition = backend.transition(
-            latents[stream], velocity[stream], sigma_B, next_B, sigma_max_B=path.sigmas[1:2]
-        )
-        following = path.at(step + 1)[stream][None]
-        values.append(backend.log_prob(following, transition)[0])
-    return torch.stack(values)

@@ -145,6 +145,34 @@ class FamilyContract(ContractBase):
             assert not torch.allclose(more[name], tensor, atol=TOLERANCE), name
             assert same[name].dtype == tensor.dtype
 
+    def test_joined_guidance_predicts_what_two_forwards_do(
+        self,
+        instance: Family,
+        model: nn.Module,
+        config: TrainPipelineConfig,
+        latents: Streams,
+        times: Tensor,
+        conditions: list[Condition],
+    ) -> None:
+        self.require("guidance")
+        if not config.batched_guidance:
+            pytest.skip("the family needs a forward for each prediction of guidance")
+        both = instance.collate(conditions), instance.collate(conditions[::-1])
+        with torch.no_grad():
+            apart, joined = (
+                instance.predict(
+                    model,
+                    latents,
+                    times,
+                    instance.conditions(*both, batched=batched),
+                    Guidance(scale=3.0),
+                )
+                for batched in (False, True)
+            )
+        for name, tensor in apart.items():
+            # guidance multiplies the rounding of both predictions
+            assert torch.allclose(joined[name], tensor, atol=5 * TOLERANCE), name
+
     def test_every_lora_target_exists_and_nothing_else_trains(
         self, model: nn.Module, config: TrainPipelineConfig
     ) -> None:
@@ -208,6 +236,8 @@ class FamilyContract(ContractBase):
             pytest.skip("the family states no work: MFU is not reported for it")
         assert 0 < small.forward < large.forward
         assert small.backward >= small.forward
+        assert 0 < small.input_gradient <= small.backward
+        assert small.training(frozen=True) <= small.training(frozen=False)
 
     def test_the_sigma_table_falls_to_zero(
         self, instance: Family, pipeline: Pipeline, sampling: Sampling
@@ -241,6 +271,19 @@ class FamilyContract(ContractBase):
             not torch.equal(tensor, together[1].tensors[name])
             for name, tensor in together[0].tensors.items()
         )
+
+    def test_what_was_released_comes_back_with_the_same_bits(
+        self, pipeline: Pipeline, prompts: tuple[str, ...], latents: Streams
+    ) -> None:
+        pipeline.expect(prompts)
+        records, decoded = pipeline.encode_text(prompts), pipeline.decode(latents)
+        pipeline.release()
+        again = pipeline.encode_text(prompts)
+        for record, repeated in zip(records, again, strict=True):
+            for name, tensor in record.tensors.items():
+                assert torch.equal(repeated.tensors[name], tensor), name
+        for media, other in zip(decoded, pipeline.decode(latents), strict=True):
+            assert torch.equal(media.pixels, other.pixels)
 
     def test_decoding_gives_media_of_the_asked_size(
         self, pipeline: Pipeline, sampling: Sampling, latents: Streams

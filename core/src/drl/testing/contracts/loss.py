@@ -81,7 +81,7 @@ class LossContract(ContractBase):
                 assert torch.equal(tensor[0], whole[place])
             for name, tensor in alone.streams.items():
                 rows = together.streams[name][place :: len(pairs)]
-                assert len(rows) == alone.rows_per_pair
+                assert len(rows) == alone.rows_per_pair == instance.rows_per_pair
                 assert torch.equal(tensor, rows)
 
     @pytest.mark.parametrize("rows", [1, 2, 3])

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from drl.api import EngineError, WeightBucket
 from drl.mathematics.checksum import tensors_digest
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def check_bucket(bucket: WeightBucket, version: int, payloads: frozenset[str]) -> None:
-    """Raise EngineError unless the bucket is what its labels say, and belongs to this update."""
+
+def check_bucket(
+    bucket: WeightBucket, version: int, payloads: frozenset[str], tensors: Sequence[Tensor]
+) -> None:
+    """Raise EngineError unless the bucket is what its labels say, and belongs to this update.
+
+    ``tensors``: what came, in the order of the names: the carrier's own, or copies of them.
+    """
     where = f"bucket {bucket.index} of {bucket.component}"
     if bucket.version != version:
         raise EngineError(f"{where} is of version {bucket.version}; the update makes {version}")
@@ -17,8 +28,8 @@ def check_bucket(bucket: WeightBucket, version: int, payloads: frozenset[str]) -
         )
     if (bucket.lora is not None) != (bucket.payload == "lora_merge"):
         raise EngineError(f"{where}: rank and alpha belong to lora_merge buckets, and only to them")
-    _check_labels(bucket, where)
-    found = tensors_digest(bucket.names, bucket.carrier.tensors)
+    _check_labels(bucket, where, tensors)
+    found = tensors_digest(bucket.names, tensors)
     if found != bucket.checksum:
         raise EngineError(
             f"{where} has checksum {found}, the sender computed {bucket.checksum}; the tensors "
@@ -26,8 +37,7 @@ def check_bucket(bucket: WeightBucket, version: int, payloads: frozenset[str]) -
         )
 
 
-def _check_labels(bucket: WeightBucket, where: str) -> None:
-    tensors = bucket.carrier.tensors
+def _check_labels(bucket: WeightBucket, where: str, tensors: Sequence[Tensor]) -> None:
     counts = {len(bucket.names), len(bucket.shapes), len(bucket.dtypes), len(tensors)}
     if len(counts) > 1:
         raise EngineError(

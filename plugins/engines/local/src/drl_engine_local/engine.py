@@ -1,4 +1,4 @@
-"""Engine ``local``: denoises in the trainer's process, with its own copy of the weights.
+"""Engine ``local``: denoises in the trainer's process, on the trainer's own weights or on a copy.
 
 All work on the models, sampling and updates alike, runs in one thread, so the event loop stays free
 and an update never meets a running forward. A batch takes whatever waits, whoever asked for it; its
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
+
+import torch
 
 from drl.api import (
     Acknowledgement,
@@ -25,17 +26,23 @@ from drl.api import (
     EngineDead,
     EngineError,
     EngineInfo,
+    EngineOutline,
     Launch,
+    Memory,
     RolloutRequest,
     Sample,
     Sampling,
     WeightBucket,
     WeightProof,
-    WeightSource,
 )
-from drl_engine_local.sampler import Sampler
+from drl.model.compiled import Compilations
+from drl.model.moving import move, release_cached
+from drl_engine_local.compiling import compile_models
+from drl_engine_local.graphs import ForwardGraphs
+from drl_engine_local.loading import check_options, load_components, may_share
+from drl_engine_local.sampler import NEGATIVE_PROMPT, Sampler
 from drl_engine_local.schedule import Row, check_request
-from drl_engine_local.waiting import Job, WaitingRows
+from drl_engine_local.waiting import Finishing, Job, WaitingRows
 from drl_engine_local.weights import PAYLOADS, WeightStore
 
 Result = TypeVar("Result")
@@ -51,17 +58,20 @@ class LocalEngine(Engine):
         self.launch: Launch | None = None
         self.sampler: Sampler | None = None
         self.store: WeightStore | None = None
-        self.waiting = WaitingRows(options.rows, options.wait_ms / 1000)
+        self.finishing = Finishing()
+        self.waiting = WaitingRows(options.rows, options.wait_ms / 1000, self._busy)
         self.thread: ThreadPoolExecutor | None = None
         self.lock = Lock()
         self.gate: Future[None] | None = None
+        self.released: set[Memory] = set()
+        self.compilations: Compilations | None = None
 
     def capabilities(self) -> EngineCapabilities:
         """Return what it can do; the SDE types are those that it was launched with."""
         kinds = self.launch.sde_backends if self.launch is not None else ("sde", "cps", "ode")
         return EngineCapabilities(
             transports=frozenset({"local"}),
-            payloads=PAYLOADS,
+            payloads=frozenset({"lora_merge"}) if self.store and self._shares() else PAYLOADS,
             can_mix_payloads=True,
             proof="checksum",
             transactional=True,
@@ -71,7 +81,35 @@ class LocalEngine(Engine):
             path_seeds=True,
             debug_tensors=True,
             batch_invariant=self._rows_are_alike(),
+            sleeps=True,
+            shares_weights=self._shares(),
         )
+
+    def _shares(self) -> bool:
+        """Say whether it computes with the trainer's weights; before the start, whether it would."""
+        if self.store is None:
+            return may_share(self.options)
+        return any(component.shared for component in self.store.components.values())
+
+    def outline(self) -> EngineOutline:
+        """Return how many rows it computes, and on whose weights."""
+        return EngineOutline(
+            rows=self.options.rows,
+            weights=self.options.weights,
+            adapters=self.options.adapters,
+            compiled=self.options.compile,
+            weights_option="rollout.local.weights",
+        )
+
+    def counts(self) -> Mapping[str, float]:
+        """Return rows and padding so far, and graphs: recorded, compiled, compiled without need."""
+        figures: dict[str, float] = {}
+        if self.sampler is not None:
+            figures |= self.sampler.counts()
+        if self.compilations is not None:
+            figures["compiled_graphs"] = float(self.compilations.graphs)
+            figures["recompilations"] = float(self.compilations.unexpected)
+        return figures
 
     def _rows_are_alike(self) -> bool:
         """Say whether every row of a batch is computed by the same instructions.
@@ -92,22 +130,26 @@ class LocalEngine(Engine):
                 f"{', '.join(launch.family.streams)}"
             )
         self.launch = launch
+        self.finishing = Finishing()
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drl-engine-local")
         await self._run(self._load)
         return EngineInfo(address=f"local://{os.getpid()}/{id(self)}", pids=(os.getpid(),))
 
     def _load(self) -> None:
         launch = self._launched()
-        models = {}
-        dtype = "fp32" if self.options.weights == "fp32" else launch.dtype
-        for name in launch.components:
-            source = WeightSource(checkpoint=launch.checkpoint, dtype=dtype, device=launch.device)
-            models[name] = launch.family.build(name, source).eval().requires_grad_(False)
+        graphs = self._graphs(launch.device)
+        check_options(launch, self.options)
         context = Context(device=launch.device, dtype=launch.dtype, seed=self.context.seed)
         pipeline = launch.family.pipeline(launch.checkpoint, context)
         if pipeline is None:
             raise BadInput("rollout.engine: this model family has no embedded sampler for 'local'")
-        self.store = WeightStore(models)
+        # before weights take the room of encoders that leave
+        pipeline.expect((*launch.prompts, NEGATIVE_PROMPT))
+        components = load_components(launch, self.options)
+        models = {name: component.model for name, component in components.items()}
+        if self.options.compile:
+            self.compilations = compile_models(launch, models)
+        self.store = WeightStore(components)
         self.sampler = Sampler(
             family=launch.family,
             pipeline=pipeline,
@@ -116,7 +158,12 @@ class LocalEngine(Engine):
             count=self.options.rows,
             device=launch.device,
             dtype=launch.dtype,
+            batched_guidance=launch.batched_guidance,
+            graphs=graphs,
         )
+
+    def _graphs(self, device: str) -> ForwardGraphs | None:
+        return ForwardGraphs(torch.device(device)) if self.options.cuda_graphs else None
 
     async def health(self, timeout_s: float) -> None:
         """Return when the engine is started and was not stopped."""
@@ -127,47 +174,57 @@ class LocalEngine(Engine):
         """Make one microgroup, in the order of its seeds; waits while weights are being updated."""
         check_request(request, self._launched().sde_backends)
         jobs = [Job(Row(request, place)) for place in range(len(request.seeds))]
-        futures = await self._enqueue(jobs)
+        turns = await self._enqueue(jobs)
         try:
-            return [await asyncio.wrap_future(future) for future in futures]
+            return [await asyncio.wrap_future(job.done) for job in jobs]
         finally:
             self.waiting.remove(jobs)
-            for future in futures:  # after a failure or a cancel: the rest is no longer wanted
-                future.cancel()
+            for turn in turns:  # after a failure or a cancel: the rest is no longer wanted
+                turn.cancel()
 
-    async def _enqueue(self, jobs: list[Job]) -> list[Future[Sample]]:
+    async def _enqueue(self, jobs: list[Job]) -> list[Future[None]]:
         while True:
             with self.lock:
                 gate = self.gate
                 if gate is None:
                     self.waiting.add(jobs)
-                    return [self._submit(partial(self._finish, job)) for job in jobs]
+                    turns = [self._submit(partial(self._turn, job)) for job in jobs]
+                    break
             await asyncio.shield(asyncio.wrap_future(gate))
+        for job, turn in zip(jobs, turns, strict=True):
+            turn.add_done_callback(job.turned)
+        return turns
 
-    def _finish(self, job: Job) -> Sample:
-        """Return the sample of a job, made now or by an earlier batch that had room for it.
+    def _turn(self, job: Job) -> None:
+        """Launch the batch of a job, unless an earlier batch had room for it.
 
-        A batch that fails fails here, for this job alone; the others of the batch still wait, and
+        A batch that cannot be launched fails for this job alone; the others of the batch still wait, and
         their own turn shows whether it was their fault.
         """
         sampler = self.sampler
         if sampler is None:
             raise EngineDead("engine 'local' was stopped before this sample was made")
-        if job.sample is None:
+        if self.released:
+            raise EngineError("engine 'local' gave its memory back; resume it before it samples")
+        if not job.launched:
             batch = self.waiting.batch_with(job)
-            samples = sampler.make([other.row for other in batch], version=self.version)
-            for other, sample in zip(batch, samples, strict=True):
-                other.sample = sample
-        assert job.sample is not None
-        return job.sample
+            launched = sampler.launch([other.row for other in batch], version=self.version)
+            for other in batch:
+                other.launched = True
+            self.finishing.take(launched, batch)
+
+    def _busy(self) -> bool:
+        return self.finishing.busy()
 
     async def begin_update(self, version: int) -> None:
         """Close the door to new requests and wait until those inside are done."""
         store = self._store()
+        if Memory.WEIGHTS in self.released:
+            raise EngineError("engine 'local' gave its weights' memory back; resume them first")
         with self.lock:
             if self.gate is None:
                 self.gate = Future()
-        await self._run(time.monotonic)  # the thread is a queue: its turn comes after all samples
+        await self._run(self.finishing.settle)  # a queue: its turn comes after all samples
         store.begin(version)
 
     async def update_weights(self, bucket: WeightBucket) -> Acknowledgement:
@@ -184,10 +241,53 @@ class LocalEngine(Engine):
         if version != store.version:
             self._reopen()
             raise EngineError(f"update {store.version} cannot be ended as version {version}")
-        proof = await self._run_or_reopen(store.apply)
+        proof = await self._run_or_reopen(self._apply)
         self.version = version
         self._reopen()
         return proof
+
+    def _apply(self) -> WeightProof:
+        store = self._store()
+        proof = store.apply()
+        if store.take_rebuilt():
+            self._forget_graphs()
+        return proof
+
+    async def release(self, what: Memory) -> None:
+        """Give memory back once running samples are done: weights of its own, or all that surrounds them.
+
+        Weights go to the CPU; those that are the trainer's are not the engine's to release. REST: text
+        encoders, VAE, recorded graphs. Until ``resume`` it makes no samples.
+        """
+        self._store()
+        await self._run(partial(self._release, what))
+
+    def _release(self, what: Memory) -> None:
+        if what in self.released:
+            return
+        self.finishing.settle()
+        sampler = self.sampler
+        self._forget_graphs()
+        if what is Memory.WEIGHTS:
+            move(self._store().own(), "cpu")
+        elif sampler is not None:
+            sampler.pipeline.release()
+        self.released.add(what)
+        release_cached(self._launched().device)
+
+    async def resume(self, what: Memory) -> None:
+        """Take memory again; the parts around the weights come back when they are next used."""
+        self._store()
+        await self._run(partial(self._resume, what))
+
+    def _resume(self, what: Memory) -> None:
+        if what in self.released and what is Memory.WEIGHTS:
+            move(self._store().own(), self._launched().device)
+        self.released.discard(what)
+
+    def _forget_graphs(self) -> None:
+        if self.sampler is not None and self.sampler.graphs is not None:
+            self.sampler.graphs.forget()
 
     async def stop(self) -> None:
         """Let running work end and free the models; a second call is harmless."""
@@ -195,7 +295,13 @@ class LocalEngine(Engine):
         self._reopen()
         if thread is not None:
             await asyncio.to_thread(thread.shutdown)
+            await asyncio.to_thread(self._finish)
         self.sampler = self.store = self.launch = None
+        self.released.clear()
+
+    def _finish(self) -> None:
+        self.finishing.stop()
+        self._forget_graphs()
 
     def _launched(self) -> Launch:
         if self.launch is None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from drl.api import ConditionRecord, Media, Sample, Trajectory
 from drl_engine_local.schedule import Row, Schedule
+from drl_engine_local.transfer import Download
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NOISE_FIELDS = ("sde_type", "noise_level", "log_prob_no_const")
+LOG_PROBS = "log_probs"
 Records = tuple[ConditionRecord, ConditionRecord | None]
 
 
@@ -47,103 +50,116 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A denoised batch: ``latents`` 0 to S, each ``(R, *L)``, and the steps between them."""
+    """What is kept of a denoised batch, on the device.
+
+    ``latents``: by number, 0 to S, ``(R, *L)``, those that any row keeps. ``last``: the clean ones.
+    ``log_probs``: ``(S, R)``. ``steps``: all of them where a row wants debug tensors, else none.
+    """
 
     stream: str
     schedule: Schedule
-    latents: tuple[Tensor, ...]
+    latents: Mapping[int, Tensor]
+    last: Tensor
+    log_probs: Tensor
     steps: tuple[Step, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A path on the CPU: ``latents`` ``(S + 1, R, *L)``, ``log_probs`` ``(S, R)``, float32."""
-
-    stream: str
-    latents: Tensor
-    log_probs: Tensor
-    sigmas: Tensor
-    timesteps: Tensor
-    debug: Mapping[str, Tensor]
-
-    @classmethod
-    def of(cls, path: Path, *, debug: bool) -> Record:
-        """Copy a path to the CPU, once for the whole batch."""
-        return cls(
-            stream=path.stream,
-            latents=_to_cpu(path.latents),
-            log_probs=_to_cpu([step.log_prob_B for step in path.steps]),
-            sigmas=path.schedule.sigmas.float().cpu(),
-            timesteps=path.schedule.timesteps.float().cpu(),
-            debug=_debug(path.steps) if debug else {},
-        )
-
     def trajectory(self, row: Row, place: int) -> Trajectory:
-        """Cut out one row; its tensors share no memory with those of other rows."""
-        kept = row.kept_latents
+        """Cut out one row; its tensors share no memory with those of other rows.
+
+        ``log_probs`` are the device's own, to be replaced by their copy.
+        """
         return Trajectory(
-            latents={self.stream: self.latents[list(kept), place].clone()},
-            latent_steps=kept,
-            sigmas=self.sigmas.clone(),
-            timesteps=self.timesteps.clone(),
-            log_probs=self.log_probs[:, place].clone(),
+            latents={self.stream: self._kept(row.kept_latents, place)},
+            latent_steps=row.kept_latents,
+            sigmas=self.schedule.sigmas.clone(),
+            timesteps=self.schedule.timesteps.clone(),
+            log_probs=self.log_probs[:, place],
             sde_steps=row.stochastic_steps,
-            debug={name: tensor[:, place].clone() for name, tensor in self.debug.items()}
-            if row.request.debug
-            else {},
+            debug=self._debug(place) if row.request.debug else {},
         )
 
+    def _kept(self, numbers: Sequence[int], place: int) -> Tensor:
+        if not numbers:
+            return self.last.new_empty((0, *self.last.shape[1:]))
+        return torch.stack([self.latents[number][place] for number in numbers])
 
-def to_samples(
-    rows: Sequence[Row],
-    records: Sequence[Records],
-    path: Path,
-    media: Sequence[Media],
-    *,
-    version: int,
-    seconds: float,
-) -> list[Sample]:
-    """Return one sample per row; ``seconds`` is the time of the batch that made it."""
-    record = Record.of(path, debug=any(row.request.debug for row in rows))
-    return [
-        Sample(
-            index=row.request.members[row.place],
-            group_index=row.request.group_index,
-            member=row.request.members[row.place],
-            prompt=row.request.prompt,
-            seed=row.request.seeds[row.place],
-            path_seed=row.request.path_seeds[row.place] if row.request.path_seeds else None,
-            media=media[place],
-            trajectory=None if row.request.evaluation else record.trajectory(row, place),
-            condition=records[place][0],
-            negative=records[place][1],
-            echo=_echo(row, record, media[place]),
-            version=version,
+    def _debug(self, place: int) -> dict[str, Tensor]:
+        columns = {
+            "model_outputs": [step.velocity[place] for step in self.steps],
+            "prev_sample_means": [step.mean[place] for step in self.steps],
+            "noise_std_devs": [step.noise_std_B[place] for step in self.steps],
+            "variance_noises": [step.noise[place] for step in self.steps],
+        }
+        return {name: torch.stack(column).float() for name, column in columns.items()}
+
+
+class Launched:
+    """A batch whose work is queued on the device; its samples are whole once that is done."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        records: Sequence[Records],
+        path: Path,
+        media: Sequence[Media],
+        *,
+        version: int,
+        start: float,
+    ) -> None:
+        self.rows = rows
+        self.records = records
+        self.schedule = path.schedule
+        self.media = media
+        self.version = version
+        self.start = start
+        # here, on the engine's thread: behind this batch, and before the next one, in the device's order
+        self.trajectories = [
+            None if row.request.evaluation else path.trajectory(row, place)
+            for place, row in enumerate(rows)
+        ]
+        pictures = {str(place): item.pixels for place, item in enumerate(media)}
+        self.copies = Download({**pictures, LOG_PROBS: path.log_probs})
+
+    def samples(self, *, since: float = 0.0) -> list[Sample]:
+        """Wait for the device, and return one sample per row.
+
+        ``since``: when the batch before it was done, by ``perf_counter``; the time of this one counts from
+        then on.
+        """
+        arrived = self.copies.wait()
+        seconds = perf_counter() - max(self.start, since)
+        return [self._sample(place, arrived, seconds) for place in range(len(self.rows))]
+
+    def _sample(self, place: int, arrived: Mapping[str, Tensor], seconds: float) -> Sample:
+        row, path = self.rows[place], self.trajectories[place]
+        request = row.request
+        positive, negative = self.records[place]
+        media = replace(self.media[place], pixels=arrived[str(place)])
+        if path is not None:
+            path = replace(path, log_probs=arrived[LOG_PROBS][:, place].clone())
+        return Sample(
+            index=request.members[row.place],
+            group_index=request.group_index,
+            member=request.members[row.place],
+            prompt=request.prompt,
+            seed=request.seeds[row.place],
+            path_seed=request.path_seeds[row.place] if request.path_seeds else None,
+            media=media,
+            trajectory=path,
+            condition=positive,
+            negative=negative,
+            echo=_echo(row, self.schedule, media),
+            version=self.version,
             seconds=seconds,
         )
-        for place, row in enumerate(rows)
-    ]
 
 
-def _echo(row: Row, record: Record, media: Media) -> dict[str, Any]:
+def _echo(row: Row, schedule: Schedule, media: Media) -> dict[str, Any]:
     """Return the settings in use; what can be read off the result is read off it."""
     frames, height, width = media.pixels.shape[-3:]
     used = asdict(row.request.sampling)
-    used.update(num_steps=len(record.sigmas) - 1, height=height, width=width, num_frames=frames)
+    used.update(num_steps=len(schedule.timesteps), height=height, width=width, num_frames=frames)
     if row.request.evaluation:  # deterministic whatever the recipe's noise is: nothing to compare
         for name in NOISE_FIELDS:
             del used[name]
     return used
-
-
-def _debug(steps: Sequence[Step]) -> dict[str, Tensor]:
-    return {
-        "model_outputs": _to_cpu([step.velocity for step in steps]),
-        "prev_sample_means": _to_cpu([step.mean for step in steps]),
-        "noise_std_devs": _to_cpu([step.noise_std_B for step in steps]),
-        "variance_noises": _to_cpu([step.noise for step in steps]),
-    }
-
-
-def _to_cpu(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([*tensors]).float().cpu()

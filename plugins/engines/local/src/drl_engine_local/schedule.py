@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drl.api import BadInput, EngineError, Pipeline, RolloutRequest, Sampling, SdeBackend
+from drl.mathematics.transfer import moved
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 ODE = "ode"
@@ -48,20 +50,35 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The steps of a batch: ``sigmas`` ``(S + 1,)`` and ``timesteps`` ``(S,)`` on the device.
+    """The steps of a batch: ``sigmas`` ``(S + 1,)`` and ``timesteps`` ``(S,)``, float32 on the CPU.
 
+    ``sigmas_B``: per sigma its value for all rows, ``(R,)`` on the device; ``timesteps_B`` likewise.
     ``times``: the timesteps once more as numbers, so that routing never waits for the device.
     """
 
     sigmas: Tensor
     timesteps: Tensor
+    sigmas_B: tuple[Tensor, ...]
+    timesteps_B: tuple[Tensor, ...]
     times: tuple[float, ...]
 
     @classmethod
-    def of(cls, pipeline: Pipeline, sampling: Sampling, device: str) -> Schedule:
+    def of(
+        cls, pipeline: Pipeline, sampling: Sampling, count: int, device: torch.device
+    ) -> Schedule:
         """Read both tables from the pipeline."""
         sigmas, timesteps = pipeline.sigmas(sampling), pipeline.timesteps(sampling)
-        return cls(sigmas.to(device), timesteps.to(device), tuple(timesteps.tolist()))
+        return cls(
+            sigmas=sigmas.float().cpu(),
+            timesteps=timesteps.float().cpu(),
+            sigmas_B=_rows(sigmas, count, device),
+            timesteps_B=_rows(timesteps, count, device),
+            times=tuple(timesteps.tolist()),
+        )
+
+
+def _rows(values: Tensor, count: int, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(value.expand(count) for value in moved(values, device).unbind(0))
 
 
 def check_request(request: RolloutRequest, backends: Mapping[str, SdeBackend]) -> None:

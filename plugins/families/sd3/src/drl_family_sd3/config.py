@@ -19,8 +19,27 @@ class Sd3Options(Options):
     text_dtype: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="Precision of the three text encoders."
     )
+    text_encoders: Literal["resident", "released"] = Field(
+        "resident",
+        description="resident: the text encoders stay on the device. released: the prompts of the run are "
+        "encoded at its start and kept on the CPU, and the encoders' memory is given back; a prompt that was "
+        "not known loads them once more.",
+    )
     prompt_cache: int = Field(
-        512, ge=1, description="How many prompts keep their embeddings in memory."
+        512,
+        ge=1,
+        description="How many prompts keep their embeddings on the device (5.5 MB each with T5 of 4096 "
+        "features); with released encoders, how many are kept on the CPU beside the known ones.",
+    )
+    vae_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Precision of the VAE. bf16 decodes faster in half the memory, a little less exactly; in "
+        "fp16 this VAE overflows.",
+    )
+    compile_vae: bool = Field(
+        False,
+        description="Compile the blocks of the VAE's decoder with torch.compile: half a minute once, then a "
+        "faster decode.",
     )
     decode_rows: int = Field(
         8,

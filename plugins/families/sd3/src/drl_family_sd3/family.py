@@ -18,16 +18,19 @@ from drl.api import (
     Family,
     Flops,
     Guidance,
+    Outline,
     Pipeline,
     Problem,
     RowShape,
+    Sampling,
     Streams,
     TrainPipelineConfig,
     WeightSource,
 )
 from drl_family_sd3.checkpoint import build_transformer, read_config, read_index
-from drl_family_sd3.flops import row_flops
+from drl_family_sd3.flops import layer_tokens, row_flops
 from drl_family_sd3.forward import combine, condition_of, join, predict
+from drl_family_sd3.outline import outline
 from drl_family_sd3.pipeline import Sd3Pipeline, sizes_of
 
 if TYPE_CHECKING:
@@ -78,6 +81,17 @@ class Sd3Family(Family):
         """Return the matrix products of one row."""
         _known(component)
         return row_flops(config, shape)
+
+    def layer_rows(
+        self, component: str, config: Mapping[str, Any], shape: RowShape, layer: str
+    ) -> int:
+        """Return the image or text tokens of a layer, 1 for those of time and pooled text."""
+        _known(component)
+        return layer_tokens(config, shape, layer)
+
+    def outline(self, checkpoint: str, sampling: Sampling) -> Outline:
+        """Return the shapes of a recipe, and what the text encoders and the VAE take."""
+        return outline(checkpoint, self.options, sampling)
 
     def build(self, component: str, source: WeightSource) -> nn.Module:
         """Return the transformer; its position table is float32 whatever ``source.dtype`` is."""

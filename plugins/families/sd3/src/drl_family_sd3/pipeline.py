@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from drl.api import (
     VISUAL,
@@ -20,12 +21,18 @@ from drl.api import (
     Sampling,
     Streams,
 )
-from drl_family_sd3.checkpoint import CLASSES, load_part, read_config, read_index
+from drl.model.compiled import Compilations, compile_blocks
+from drl.model.moving import release_cached
+from drl_family_sd3.checkpoint import CLASSES, DTYPES, load_part, read_config, read_index
 from drl_family_sd3.config import Sd3Options
-from drl_family_sd3.text import TextEncoders, check_text_encoders, load_text_encoders
+from drl_family_sd3.prompts import PromptRecords
+from drl_family_sd3.residence import Resident
+from drl_family_sd3.text import check_text_encoders, open_text_encoders
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
+
+DECODER_BLOCKS = ("UNetMidBlock2D", "UpDecoderBlock2D")
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ def sizes_of(checkpoint: str) -> Sizes:
 class Sd3Pipeline(Pipeline):
     """Text encoders, scheduler and VAE of one checkpoint; encoders and VAE load at their first use.
 
-    So a driver that only compares schedules holds none of them.
+    So a driver that only compares schedules holds none of them. Not for two threads at a time.
     """
 
     def __init__(self, checkpoint: str, options: Sd3Options, context: Context) -> None:
@@ -93,18 +100,25 @@ class Sd3Pipeline(Pipeline):
         self.device = context.device
         self.sizes = sizes_of(checkpoint)
         self.schedule: Mapping[str, Any] = read_config(checkpoint, "scheduler")
+        self._vae = Resident(self._load_vae, self.device)
 
     @cached_property
-    def text(self) -> TextEncoders:
-        """The text encoders, with their cache of prompts."""
-        return load_text_encoders(self.checkpoint, self.options, self.device)
+    def text(self) -> PromptRecords:
+        """The records of prompts, with the encoders that make them."""
+        encoders = open_text_encoders(self.checkpoint, self.options, self.device)
+        return PromptRecords(encoders, self.options, self.device)
 
-    @cached_property
+    @property
     def vae(self) -> Any:
-        """The VAE, always float32: it overflows in float16, and it is a small part of the work."""
-        vae = load_part(self.checkpoint, "vae", dtype="fp32", device=self.device)
+        """The VAE, on the device."""
+        return self._vae.get()
+
+    def _load_vae(self) -> Any:
+        vae = load_part(self.checkpoint, "vae", dtype=self.options.vae_dtype, device=self.device)
         if self.options.tiled_decode:
             vae.enable_tiling()
+        if self.options.compile_vae:
+            compile_blocks(vae.decoder, DECODER_BLOCKS, Compilations("vae"))
         return vae
 
     @property
@@ -118,8 +132,19 @@ class Sd3Pipeline(Pipeline):
         return float(self.vae.config.shift_factor or 0.0)
 
     def encode_text(self, prompts: Sequence[str]) -> list[ConditionRecord]:
-        """Return one record per prompt, each encoded alone; the latest are kept in memory."""
-        return [self.text.encode(prompt) for prompt in prompts]
+        """Return one record per prompt, each encoded alone, float32 on the device; the latest are kept."""
+        return self.text.encode(prompts)
+
+    def expect(self, prompts: Sequence[str]) -> None:
+        """Encode these prompts now and let go of the encoders, under ``text_encoders = "released"``."""
+        self.text.expect(prompts)
+
+    def release(self) -> None:
+        """Move encoders, VAE and records to the CPU; what is used next comes back, bit for bit."""
+        if "text" in vars(self):  # a pipeline that never saw a prompt has not read a tokenizer
+            self.text.release()
+        self._vae.release()
+        release_cached(self.device)
 
     @torch.no_grad()
     def encode_media(self, media: Media, generator: Generator) -> Streams:
@@ -129,9 +154,10 @@ class Sd3Pipeline(Pipeline):
             raise BadInput(
                 f"a picture for family 'sd3' is (3, 1, height, width), got {tuple(pixels.shape)}"
             )
-        image = (2 * pixels[:, 0] - 1)[None].to(self.device, torch.float32)
-        latents = self.vae.encode(image).latent_dist.sample(generator)[0]
-        return {VISUAL: ((latents - self.shift) * self.scale).float().cpu()}
+        image = (2 * pixels[:, 0] - 1)[None].to(self.device, DTYPES[self.options.vae_dtype])
+        moments = self.vae.encode(image).latent_dist.parameters
+        latents = DiagonalGaussianDistribution(moments.float()).sample(generator)[0]
+        return {VISUAL: ((latents - self.shift) * self.scale).cpu()}
 
     def sigmas(self, sampling: Sampling) -> Tensor:
         """Return the checkpoint's sigma table ``(S + 1,)``, under ``flow_shift`` when it is set."""
@@ -175,14 +201,16 @@ class Sd3Pipeline(Pipeline):
 
     @torch.no_grad()
     def decode(self, streams: Streams) -> list[Media]:
-        """Decode ``(B, C, H, W)`` latents into pictures ``(3, 1, 8H, 8W)`` in [0, 1]."""
+        """Decode ``(B, C, H, W)`` latents into pictures ``(3, 1, 8H, 8W)`` float32 in [0, 1], on the device."""
         rows = torch.split(streams[VISUAL], self.options.decode_rows)
         return [media for chunk in rows for media in self._decode_rows(chunk)]
 
     def _decode_rows(self, latents: Tensor) -> Iterator[Media]:
         count = latents.shape[0]
-        filler = latents[-1:].expand(self.options.decode_rows - count, *latents.shape[1:])
-        full = torch.cat([latents, filler]).to(self.device, torch.float32)
-        images = self.vae.decode(full / self.scale + self.shift, return_dict=False)[0]
-        pixels = (images[:count] / 2 + 0.5).clamp(0, 1).cpu()
+        rows = latents.to(self.device, torch.float32) / self.scale + self.shift
+        lacking = self.options.decode_rows - count
+        if lacking > 0:
+            rows = torch.cat([rows, rows[-1:].expand(lacking, *rows.shape[1:])])
+        images = self.vae.decode(rows.to(DTYPES[self.options.vae_dtype]), return_dict=False)[0]
+        pixels = (images[:count].float() / 2 + 0.5).clamp(0, 1)
         return (Media(pixels=image[:, None]) for image in pixels)

@@ -5,8 +5,7 @@ Two CLIP encoders side by side in the feature axis, padded to T5's width, follow
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +14,11 @@ from torch.nn.functional import pad
 from transformers import AutoTokenizer
 
 from drl.api import BadInput, ConditionRecord
+from drl.mathematics.transfer import moved
 from drl_family_sd3.checkpoint import has_part, load_part, read_config, read_index
 from drl_family_sd3.config import Sd3Options
 from drl_family_sd3.forward import POOLED, TEXT
+from drl_family_sd3.residence import Resident
 
 T5_TOKENS = 256
 
@@ -27,12 +28,11 @@ class Clip:
     """One CLIP encoder and its tokenizer."""
 
     tokenizer: Any
-    encoder: Any
+    encoder: Resident[Any]
 
-    def encode(self, prompt: str, length: int) -> tuple[Tensor, Tensor]:
+    def encode(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last but one hidden state ``(1, length, D)`` and the pooled output ``(1, D)``."""
-        ids = token_ids(self.tokenizer, prompt, length).to(self.encoder.device)
-        output = self.encoder(ids, output_hidden_states=True)
+        output = self.encoder.get()(ids, output_hidden_states=True)
         return output.hidden_states[-2], output[0]
 
 
@@ -41,49 +41,54 @@ class T5:
     """The T5 encoder and its tokenizer; without weights its tokens are zeros, as in diffusers."""
 
     tokenizer: Any
-    encoder: Any
+    encoder: Resident[Any] | None
     width: int
     length: int
 
-    def encode(self, prompt: str) -> Tensor:
+    def encode(self, prompt: str, device: str) -> Tensor:
         """Return ``(1, length, width)``."""
         if self.encoder is None:
-            return torch.zeros(1, self.length, self.width)
-        ids = token_ids(self.tokenizer, prompt, self.length).to(self.encoder.device)
-        embeddings: Tensor = self.encoder(ids)[0]
+            return torch.zeros(1, self.length, self.width, device=device)
+        ids = moved(token_ids(self.tokenizer, prompt, self.length), torch.device(device))
+        embeddings: Tensor = self.encoder.get()(ids)[0]
         return embeddings
 
 
-@dataclass
+@dataclass(frozen=True)
 class TextEncoders:
-    """The three encoders, with the embeddings of the latest prompts kept in memory."""
+    """The three encoders; their weights are read at the first prompt."""
 
     clips: tuple[Clip, Clip]
     t5: T5
-    cache_size: int
-    cache: OrderedDict[str, ConditionRecord] = field(default_factory=OrderedDict)
-
-    def encode(self, prompt: str) -> ConditionRecord:
-        """Return the record of one prompt, float32 on the CPU, without batch axis."""
-        record = self.cache.pop(prompt, None)
-        if record is None:
-            record = self.compute(prompt)
-        self.cache[prompt] = record
-        if len(self.cache) > self.cache_size:
-            self.cache.popitem(last=False)
-        return record
+    device: str
 
     @torch.no_grad()
     def compute(self, prompt: str) -> ConditionRecord:
-        """Encode one prompt alone."""
+        """Encode one prompt alone: float32 on the encoders' device, without batch axis."""
         length = self.clips[0].tokenizer.model_max_length  # diffusers pads both to the first one's
-        (hidden, pooled), (hidden_2, pooled_2) = (c.encode(prompt, length) for c in self.clips)
-        t5 = self.t5.encode(prompt).to(hidden)
+        device = torch.device(self.device)
+        ids = [moved(token_ids(c.tokenizer, prompt, length), device) for c in self.clips]
+        (hidden, pooled), (hidden_2, pooled_2) = map(Clip.encode, self.clips, ids)
+        t5 = self.t5.encode(prompt, self.device).to(hidden)
         clip = torch.cat([hidden, hidden_2], dim=-1)
         clip = pad(clip, (0, t5.shape[-1] - clip.shape[-1]))
         text = torch.cat([clip, t5], dim=-2)[0]
         pooled = torch.cat([pooled, pooled_2], dim=-1)[0]
-        return ConditionRecord(tensors={TEXT: text.float().cpu(), POOLED: pooled.float().cpu()})
+        return ConditionRecord(tensors={TEXT: text.float(), POOLED: pooled.float()})
+
+    def release(self) -> None:
+        """Move the weights to the CPU until the next prompt."""
+        for part in self._parts():
+            part.release()
+
+    def drop(self) -> None:
+        """Forget the weights until the next prompt."""
+        for part in self._parts():
+            part.drop()
+
+    def _parts(self) -> list[Resident[Any]]:
+        parts = [clip.encoder for clip in self.clips]
+        return parts if self.t5.encoder is None else [*parts, self.t5.encoder]
 
 
 def token_ids(tokenizer: Any, prompt: str, length: int) -> Tensor:
@@ -105,18 +110,16 @@ def check_text_encoders(checkpoint: str) -> None:
             )
 
 
-def load_text_encoders(checkpoint: str, options: Sd3Options, device: str) -> TextEncoders:
-    """Load encoders and tokenizers; a pipeline without T5 is fine."""
+def open_text_encoders(checkpoint: str, options: Sd3Options, device: str) -> TextEncoders:
+    """Read the tokenizers; a pipeline without T5 is fine."""
     clips = tuple(
         Clip(_tokenizer(checkpoint, f"tokenizer{end}"), _encoder(checkpoint, end, options, device))
         for end in ("", "_2")
     )
-    return TextEncoders(
-        (clips[0], clips[1]), _load_t5(checkpoint, options, device), options.prompt_cache
-    )
+    return TextEncoders((clips[0], clips[1]), _open_t5(checkpoint, options, device), device)
 
 
-def _load_t5(checkpoint: str, options: Sd3Options, device: str) -> T5:
+def _open_t5(checkpoint: str, options: Sd3Options, device: str) -> T5:
     width = int(read_config(checkpoint, "transformer")["joint_attention_dim"])
     if not has_part(read_index(checkpoint), "text_encoder_3"):
         return T5(None, None, width, options.t5_tokens or T5_TOKENS)
@@ -125,8 +128,12 @@ def _load_t5(checkpoint: str, options: Sd3Options, device: str) -> T5:
     return T5(tokenizer, _encoder(checkpoint, "_3", options, device), width, length)
 
 
-def _encoder(checkpoint: str, end: str, options: Sd3Options, device: str) -> Any:
-    return load_part(checkpoint, f"text_encoder{end}", dtype=options.text_dtype, device=device)
+def _encoder(checkpoint: str, end: str, options: Sd3Options, device: str) -> Resident[Any]:
+    def load() -> Any:
+        part = f"text_encoder{end}"
+        return load_part(checkpoint, part, dtype=options.text_dtype, device=device)
+
+    return Resident(load, device)
 
 
 def _tokenizer(checkpoint: str, part: str) -> Any:

@@ -46,6 +46,7 @@ class Dpo(Loss):
 
     unit = "record"
     needs = frozenset({Need.REFERENCE})
+    rows_per_pair = 2
 
     def expand(
         self,

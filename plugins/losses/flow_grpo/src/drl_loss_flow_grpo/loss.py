@@ -55,7 +55,7 @@ class PolicyLoss(RecordedLoss):
         }
         loss_B = policy_B
         if self.kl_beta > 0:
-            figures_B["kl_loss"] = kl_B = self.gaussian_kl(transition, pairs)
+            figures_B["kl_loss"] = kl_B = self.gaussian_kl(transition)
             loss_B = policy_B + self.kl_beta * kl_B
         figures_B["loss_abs_mean"] = loss_B.abs()
         output = LossOutput.weighted(loss_B, pairs.weight_B, figures_B)

@@ -67,7 +67,7 @@ class GrpoGuard(RecordedLoss):
         policy_B = guarded_loss(advantage_B, ratio_B, interval_B, clip)
         loss_B, figures_B = policy_B, {"policy_loss": policy_B}
         if self.kl_beta > 0:
-            figures_B["kl_loss"] = kl_B = self.gaussian_kl(transition, pairs)
+            figures_B["kl_loss"] = kl_B = self.gaussian_kl(transition)
             loss_B = policy_B + self.kl_beta * kl_B
         figures_B |= {
             "loss_abs_mean": loss_B.abs(),

@@ -64,7 +64,7 @@ class Sender:
             names=tuple(sent.names),
             buckets=sent.buckets,
             bytes=sum(tensor.nbytes for tensor in sent.tensors),
-            checksum=tensors_digest(sent.names, sent.tensors),
+            checksum=sent.checksum(),
             missing=tuple(sorted(sent.missing)),
             unexpected=tuple(sorted(sent.unexpected)),
             seconds=perf_counter() - start,
@@ -92,6 +92,7 @@ class Sender:
             sent.unexpected.update(answer.unexpected)
         sent.names.extend(bucket.names)
         sent.tensors.extend(bucket.carrier.tensors)
+        sent.digests.append(bucket.checksum)
         sent.buckets += 1
 
 
@@ -101,9 +102,16 @@ class Sent:
 
     names: list[str] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
     buckets: int = 0
     missing: set[str] = field(default_factory=set)
     unexpected: set[str] = field(default_factory=set)
+
+    def checksum(self) -> str:
+        """Return the digest of everything; that of the only bucket was computed when it was packed."""
+        if len(self.digests) == 1:
+            return self.digests[0]
+        return tensors_digest(self.names, self.tensors)
 
 
 def drained(component: str, packs: Iterator[PackedUnits], version: int) -> PushReport:

@@ -1,0 +1,1 @@
+"""``drl bench``: a few iterations of a recipe, timed, with rewards that cost nothing."""

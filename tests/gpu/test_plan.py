@@ -1,0 +1,154 @@
+"""The plan's memory against what a GPU's allocator really hands out, and a real card that is full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from blank_pipeline import write_blank
+from diffusers import AutoencoderKL, SD3Transformer2DModel
+from e2e import RECIPE, run_here, write_recipe
+from gpu.pipelines import MEDIUM
+from torch import nn
+from torch.utils.checkpoint import checkpoint as recompute
+
+from drl.api import ConditionRecord
+from drl.catalog import Catalog
+from drl.config import load_recipe
+from drl.errors import OutOfMemory
+from drl.model.build import adapt
+from drl.model.precision import store_frozen
+from drl.plan.predict import Card, Prediction, predict
+from drl.types import Context
+
+pytestmark = pytest.mark.gpu
+
+LIMIT = 0.15
+
+
+@pytest.fixture
+def cuda(device: str) -> str:
+    if not device.startswith("cuda"):
+        pytest.skip("a CPU has no allocator that tells its peak")
+    return device
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe of Stable Diffusion 3.5 Medium's size, of configs alone."""
+    folder = tmp_path_factory.mktemp("plan")
+    blank = write_blank(folder / "pipeline", MEDIUM)
+    text = RECIPE.replace("rank = 4\nalpha = 8", "rank = 32\nalpha = 64").replace(
+        "width = 32\nheight = 32", "width = 512\nheight = 512"
+    )
+    return write_recipe(folder, blank, text)
+
+
+@pytest.fixture(scope="module")
+def found(recipe_file: Path) -> Prediction:
+    catalog = Catalog.load()
+    sets = ("cluster.device=cuda", "rollout.local.rows=8")
+    return predict(load_recipe(recipe_file, sets=sets, catalog=catalog), catalog, Card(name="here"))
+
+
+@pytest.fixture
+def model(cuda: str, recipe_file: Path, found: Prediction) -> nn.Module:
+    """The transformer with random weights as the trainer holds it."""
+    config = SD3Transformer2DModel.load_config(
+        recipe_file.parent / "pipeline", subfolder="transformer"
+    )
+    with torch.device(cuda):
+        module = SD3Transformer2DModel.from_config(config)
+    recipe = load_recipe(recipe_file, sets=("cluster.device=cuda",), catalog=Catalog.load())
+    pipeline = found.anatomy.configs["transformer"]
+    adapt(recipe, pipeline, Context(device=cuda), "transformer", 0, module)
+    store_frozen(module, "bf16")
+    return module.train()
+
+
+def forward(found: Prediction, model: nn.Module, rows: int, device: str) -> torch.Tensor:
+    outline, family = found.anatomy.outline, found.anatomy.family
+    record = ConditionRecord(
+        tensors={n: torch.zeros(shape, device=device) for n, shape in outline.condition.items()}
+    )
+    streams = {n: torch.zeros(rows, *shape, device=device) for n, shape in outline.streams.items()}
+    time_B = torch.full((rows,), 500.0, device=device)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        condition = family.collate([family.condition(record)] * rows)
+        return family.forward(model, streams, time_B, condition)["visual"]
+
+
+def added(work: Callable[[], object]) -> int:
+    """Return the bytes that work adds at its worst moment, once libraries have their workspaces."""
+    work()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("rows", [4, 8])
+def test_training_holds_what_the_plan_says(
+    cuda: str, found: Prediction, model: SD3Transformer2DModel, rows: int, share: float
+) -> None:
+    if share:
+        model.enable_gradient_checkpointing(
+            gradient_checkpointing_func=lambda block, *args: recompute(
+                block, *args, use_reentrant=False
+            )
+        )
+
+    def step() -> None:
+        forward(found, model, rows, cuda).float().square().mean().backward()
+
+    # the first step makes the gradients, which the plan counts by themselves
+    assert added(step) == pytest.approx(found.anatomy.training(share).at(rows).peak, rel=LIMIT)
+
+
+def test_a_forward_holds_what_the_plan_says(cuda: str, found: Prediction, model: nn.Module) -> None:
+    def sample() -> None:
+        with torch.no_grad():
+            forward(found, model.eval(), 16, cuda)
+
+    assert added(sample) == pytest.approx(found.anatomy.inference.at(16).peak, rel=LIMIT)
+
+
+def test_decoding_holds_what_the_plan_says(cuda: str, found: Prediction, recipe_file: Path) -> None:
+    config = AutoencoderKL.load_config(recipe_file.parent / "pipeline", subfolder="vae")
+    with torch.device(cuda):
+        vae = AutoencoderKL.from_config(config).eval()
+    rows = found.anatomy.outline.decode_rows
+    shape = found.anatomy.outline.streams["visual"]
+
+    def decode() -> None:
+        with torch.no_grad():
+            images = vae.decode(torch.zeros(rows, *shape, device=cuda), return_dict=False)[0]
+            (images.float() / 2 + 0.5).clamp(0, 1)
+
+    assert added(decode) == pytest.approx(found.anatomy.decoding.peak, rel=LIMIT)
+
+
+@pytest.fixture
+def full(cuda: str) -> Iterator[None]:
+    """A process that may take no more of the card than it has."""
+    torch.zeros(1, device=cuda)
+    total = torch.cuda.get_device_properties(torch.device(cuda)).total_memory
+    share = (torch.cuda.memory_reserved() + 2**21) / total
+    torch.cuda.set_per_process_memory_fraction(share)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_card_is_a_message(recipe: Path, tmp_path: Path, cuda: str) -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        run_here(recipe, tmp_path / "run", f"cluster.device={cuda}")
+    text = str(caught.value)
+    assert text.startswith("out of memory in ")
+    assert "the plan: " in text
+    assert "turn one of these" in text

@@ -155,11 +155,11 @@ def test_a_model_that_is_none_of_diffusers_is_left_as_it_is() -> None:
     ("sizes", "expected"),
     [
         ((10, 20), 8 * 30),
-        ((PIECE_BYTES, 10), 8 * PIECE_BYTES),
+        ((PIECE_BYTES, 10), 4 * PIECE_BYTES),
         ((PIECE_BYTES // 4,) * 8, 4 * PIECE_BYTES),
     ],
 )
-def test_a_comparison_takes_a_piece_or_the_largest_tensor(
+def test_a_comparison_takes_a_piece_or_all_where_that_is_less(
     sizes: tuple[int, ...], expected: int
 ) -> None:
     assert compared([torch.empty(size, device="meta") for size in sizes]) == expected

@@ -15,7 +15,7 @@ out=${1:-.gpu}
 shift || true
 python=${PYTHON:-.venv/bin/python}
 target=${PYTHON_VERSION:-3.12}
-packages=(diffusers pydantic pydantic-core annotated-types typing-inspection tomli-w rapidfuzz "$@")
+packages=(diffusers pydantic pydantic-core annotated-types typing-inspection tomli-w rapidfuzz pytest-xdist execnet "$@")
 
 rm -rf "$out/wheels" "$out/golden"
 mkdir -p "$out/wheels"

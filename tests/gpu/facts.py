@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -18,9 +19,11 @@ def record(group: str, **values: Any) -> None:
     path = os.environ.get(FACTS_VARIABLE)
     if path is None:
         return
-    facts = read(Path(path))
-    facts.setdefault(group, {}).update(values)
-    write_json_atomic(Path(path), facts)
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        facts = read(Path(path))
+        facts.setdefault(group, {}).update(values)
+        write_json_atomic(Path(path), facts)
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:

@@ -122,6 +122,7 @@ def test_memory_of_encoders_and_vae_is_given_back(
     assert torch.equal(kept[1], pipeline.decode(latents(device))[0].pixels)
 
 
+@pytest.mark.slow  # a measurement: nothing else may run beside it
 @pytest.mark.parametrize("form", ["fp32", "bf16", "bf16 compiled"])
 def test_seconds_of_a_decode_at_real_size(
     make: Callable[..., Sd3Pipeline], device: str, form: str

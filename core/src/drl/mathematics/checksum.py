@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES = 2**26
-"""Most bytes that are gathered into one piece, unless a tensor is larger alone."""
+"""Most bytes that are gathered into one piece; a digest reads a tensor that is larger as one."""
 
 
 def tensors_digest(names: Iterable[str], tensors: Iterable[Tensor]) -> str:
@@ -87,8 +87,14 @@ def tensors_fingerprint(names: Iterable[str], tensors: Iterable[Tensor]) -> str:
     # large models are hundreds of small tensors: a few kernels for many of them, one transfer for all
     alike = sorted((tensor for _, tensor in items), key=Tensor.element_size)
     device = items[0][1].device
-    sums = torch.stack([bit_sums(piece).to(device) for piece in pieces(alike)]).tolist()
+    parts = (part for tensor in alike for part in slices(tensor))
+    sums = torch.stack([bit_sums(piece).to(device) for piece in pieces(parts)]).tolist()
     return sha256(repr((facts, sums)).encode()).hexdigest()
+
+
+def slices(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the elements of a tensor in parts of at most ``PIECE_BYTES``: a sum takes 64 bits for each."""
+    return torch.split(tensor.detach().reshape(-1), PIECE_BYTES // tensor.element_size())
 
 
 def bit_sums(tensors: Sequence[Tensor]) -> Tensor:

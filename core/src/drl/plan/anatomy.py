@@ -248,9 +248,8 @@ def recompute(module: nn.Module, share: float, wrap: Sequence[str]) -> None:
 
 
 def compared(tensors: Sequence[Tensor]) -> int:
-    """Return the most bytes that a fingerprint takes: sums in 64 bits of a piece, or of one large tensor."""
-    piece = min(8 * sum(tensor.numel() for tensor in tensors), 4 * PIECE_BYTES)
-    return max([piece, *(8 * tensor.numel() for tensor in tensors)])
+    """Return the most bytes that a fingerprint takes: sums in 64 bits of a piece of 16-bit numbers."""
+    return min(8 * sum(tensor.numel() for tensor in tensors), 4 * PIECE_BYTES)
 
 
 def on_meta(shape: Sequence[int]) -> Tensor:

@@ -14,7 +14,7 @@ def drl_register_engines() -> list[Component]:
         Component(
             "local",
             "drl_engine_local.engine:LocalEngine",
-            summary="Samples in the trainer's own process, with its own copy of the weights.",
+            summary="Samples in the trainer's own process; shares frozen weights with it.",
             config="drl_engine_local.config:LocalOptions",
         )
     ]

@@ -85,9 +85,9 @@ def test_a_recipe_is_planned_to_fit_its_card(drl: Drl, tmp_path: Path, name: str
 @pytest.mark.parametrize(
     ("name", "samples", "pairs", "micro_batches", "steps"),
     [
-        ("flow_grpo_24gb", 64, 128, 32, 1),
+        ("flow_grpo_24gb", 64, 128, 16, 1),
         ("flow_grpo_80gb", 128, 1280, 160, 2),
-        ("nft_24gb", 64, 576, 144, 1),
+        ("nft_24gb", 64, 576, 36, 1),
         ("nft_80gb", 64, 576, 36, 1),
     ],
 )

@@ -123,6 +123,42 @@ def peak_gib(device: str) -> float | None:
     return round(torch.cuda.max_memory_allocated() / GIB, 2)
 
 
+def reset_peak(device: str) -> None:
+    """Start to count the most memory anew."""
+    free()
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+
+
+def bytes_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return what a model and the state of its optimizer hold."""
+    tensors = [*model.parameters(), *model.buffers()]
+    for state in optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def peak_of(work: Callable[[], object], device: str, others: int) -> float | None:
+    """Return the most GiB that are held while a work runs, without ``others``: bytes of works beside it."""
+    reset_peak(device)
+    work()
+    peak = peak_gib(device)
+    return None if peak is None else round(peak - others / GIB, 2)
+
+
+def fits(work: Callable[[], object], name: str) -> bool:
+    """Try a work; say so when it does not fit into the device's memory, and give back what it took."""
+    try:
+        work()
+    except torch.OutOfMemoryError as error:
+        print(f"{name} does not fit: {error}", file=sys.stderr)
+        fitted = False
+    else:
+        fitted = True
+    free()
+    return fitted
+
+
 def milliseconds(work: Callable[[], object], device: str) -> float:
     """Time one call: by CUDA events on a GPU, so that launches ahead of it do not count."""
     if not device.startswith("cuda"):

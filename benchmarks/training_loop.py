@@ -2,8 +2,10 @@
 
 ``python benchmarks/training_loop.py`` trains adapters with Flow-GRPO's loss through the product's own trainer
 on prepared pairs: uploads, log-probs, loss, metrics, norm, clipping, AdamW. Beside it, in turns, the same
-module's forward and backward alone, on inputs that lie on the device. ``host ms`` is the time until everything
-of a micro-batch is launched: where it is the larger one, the GPU waits for the host.
+module's forward and backward alone, on inputs that lie on the device, and a plain training loop in the style
+of published scripts: stock peft, eager mode, the same pairs (``plain_loop.py``, left out by ``--no-plain``).
+``host ms`` is the time until everything of a micro-batch is launched: where it is the larger one, the GPU waits
+for the host.
 """
 
 from __future__ import annotations
@@ -24,14 +26,20 @@ from common import (
     Row,
     Scale,
     arguments,
+    bytes_of,
+    fits,
     free,
     inputs,
     mean_square,
     peak_gib,
+    peak_of,
     report,
+    reset_peak,
     sync,
     transformer,
+    write,
 )
+from plain_loop import PlainLoop, Settings, stacked
 from prepared_pairs import NAME, samples_of, write_recipe
 from torch import nn
 
@@ -92,6 +100,7 @@ class Trial:
         recipe: Any = load_recipe(file, catalog=catalog)
         context = rank_context(recipe, None, rank_settings(recipe), 0)
         make = Maker(recipe, catalog, context)
+        self.recipe = recipe
         self.family: Family = make("family", "sd3", "model")
         loss = build_loss(make)
         self.compilations = None if options.eager else Compilations("trainer", options.compiler)
@@ -104,6 +113,30 @@ class Trial:
         )
         self.checkpoint: str = recipe.model.checkpoint
         self.model: nn.Module = self.components[NAME].module
+
+    def plain_loop(self) -> PlainLoop:
+        """Return a plain loop on the same weights, in the dtypes that training has."""
+        dtype = DTYPES[self.trainer.forward.dtype]
+        return PlainLoop(
+            transformer(self.size, self.options.device, dtype),
+            rank=self.size.rank,
+            device=self.options.device,
+            dtype=dtype,
+            checkpointing=self.recipe.model.gradient_checkpointing,
+        )
+
+    def settings(self, case: Case) -> Settings:
+        """Return the numbers by which a plain loop does the same work."""
+        loss, optimizer = self.trainer.forward.loss, self.recipe.optimizer
+        return Settings(
+            noise_level=self.recipe.sde.noise_level,
+            guidance=case.scale,
+            clip_range=loss.options.clip_range,
+            adv_clip_max=self.recipe.algorithm.adv_clip_max,
+            lr=optimizer.lr,
+            weight_decay=optimizer.weight_decay,
+            clip_grad=optimizer.clip_grad,
+        )
 
     def _module(self, family: Family, name: str, source: WeightSource) -> nn.Module:
         return transformer(self.size, self.options.device, DTYPES[source.dtype])
@@ -141,11 +174,12 @@ class Trial:
         ]
         return replace(shard, windows=[window])
 
-    def product(self, shard: Shard) -> None:
-        """Train one optimizer step."""
+    def product(self, shard: Shard) -> Mapping[str, float]:
+        """Train one optimizer step; return its metrics."""
         (step,) = self.trainer.train([shard])
         if step.skipped is not None:
             raise RuntimeError(f"the step was skipped: {step.skipped}")
+        return step.metrics
 
     def bare(self, case: Case, count: int) -> Callable[[], None]:
         """Return ``count`` forwards and backwards of the module alone."""
@@ -203,17 +237,26 @@ def in_turns(
     return {name: median(values) for name, values in times.items()}
 
 
-def compare(trial: Trial, case: Case, options: argparse.Namespace) -> Row:
-    """Return a row: one optimizer step of some micro-batches through the product, and their bare passes."""
+def compare(
+    trial: Trial, plain: PlainLoop | None, case: Case, options: argparse.Namespace
+) -> list[Row]:
+    """Return a row: one optimizer step of some micro-batches through the product, and their bare passes.
+
+    With a plain loop, two more: the product's step and the loop's.
+    """
     count = options.micro_batches[0] if options.quick else 4
     shard = trial.shard(case, count)
-    reset_peak(options.device)
+    loops: dict[str, Callable[[], object]] = {"product": lambda: trial.product(shard)}
+    if plain is not None:
+        batches, settings = [stacked(pairs) for pairs in shard.windows[0]], trial.settings(case)
+        if fits(lambda: plain.step(batches, settings), f"{case.name}: the plain loop"):
+            loops["script"] = lambda: plain.step(batches, settings)
     with trial.case(case):
-        works = {"bare": trial.bare(case, count), "product": lambda: trial.product(shard)}
-        found = in_turns(works, options)
+        found = in_turns({"bare": trial.bare(case, count), **loops}, options)
+        peaks = peaks_of(loops, trial, plain)
     pairs = count * options.rows
     seconds = found["product"] / 1e3
-    return {
+    row = {
         "case": case.name,
         "bare ms": found["bare"] / count,
         "product ms": found["product"] / count,
@@ -221,15 +264,33 @@ def compare(trial: Trial, case: Case, options: argparse.Namespace) -> Row:
         "host ms": trial.host_ms(case, shard),
         "pairs/s": pairs / seconds,
         "TFLOP/s": pairs * trial.flops(case) / seconds / 1e12,
-        "peak GiB": peak_gib(options.device),
+        "peak GiB": peaks["product"],
     }
+    beside = [
+        {
+            "loop": f"{case.name}: {name}",
+            "loop ms": found[name] / count,
+            "loop pairs/s": 1e3 * pairs / found[name],
+            "of the product": found[name] / found["product"],
+            "loop GiB": peaks[name],
+        }
+        for name in loops
+    ]
+    return [row, *(beside if len(loops) > 1 else [])]
 
 
-def reset_peak(device: str) -> None:
-    """Start to count the most memory anew."""
-    free()
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats()
+def peaks_of(
+    loops: Mapping[str, Callable[[], object]], trial: Trial, plain: PlainLoop | None
+) -> dict[str, float | None]:
+    """Return the most GiB while each loop trains a step, without what the other one holds."""
+    held = {"product": bytes_of(trial.model, trial.trainer.optimizer)}
+    if plain is not None:
+        held["script"] = bytes_of(plain.model, plain.optimizer)
+    everything = sum(held.values())
+    return {
+        name: peak_of(work, trial.options.device, everything - held[name])
+        for name, work in loops.items()
+    }
 
 
 def growth(trial: Trial, case: Case, options: argparse.Namespace) -> list[Row]:
@@ -276,6 +337,12 @@ def graphs(trial: Trial, case: Case) -> list[Row]:
     return [{"case": case.name, "graphs": log.graphs, "unexpected": log.unexpected}]
 
 
+def keep(options: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """Write what is measured so far, in case the rest is not."""
+    if options.out is not None:
+        write("training_loop", options, rows)
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = arguments(__doc__ or "")
@@ -285,6 +352,9 @@ def main() -> None:
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--compiler", default="inductor", help="what compiles the blocks")
+    parser.add_argument(
+        "--no-plain", dest="plain", action="store_false", help="leave the plain training loop out"
+    )
     parser.add_argument("--quick", action="store_true", help="compare with the first number alone")
     options = parser.parse_args()
     options.rows = options.rows or (16 if options.size == "medium" else 2)
@@ -294,9 +364,15 @@ def main() -> None:
         same = [case for case in cases if case.checkpointing == checkpointing]
         with tempfile.TemporaryDirectory() as folder:
             trial = Trial(options, Path(folder), checkpointing=checkpointing)
-            rows += [compare(trial, case, options) for case in same]
+            plain = trial.plain_loop() if options.plain else None
+            for case in same:
+                rows += compare(trial, plain, case, options)
+                keep(options, rows)
+        del plain
+        free()
         rows += growth(trial, same[0], options)
         rows += graphs(trial, same[0])
+        keep(options, rows)
         del trial
     figures = [
         "case",
@@ -308,8 +384,10 @@ def main() -> None:
         "TFLOP/s",
         "peak GiB",
     ]
+    loops = ["loop", "loop ms", "loop pairs/s", "of the product", "loop GiB"]
     steps = ["step", "micro-batches", "ms", "line ms", "off %", "step peak GiB"]
-    columns = [figures, steps, *([] if options.eager else [["case", "graphs", "unexpected"]])]
+    columns = [figures, *([loops] if options.plain else []), steps]
+    columns += [] if options.eager else [["case", "graphs", "unexpected"]]
     report("training_loop", options, rows, columns=columns)
 
 

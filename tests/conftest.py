@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 from e2e import write_recipe
+from killing import Zygote
 from third_party_plugins import fresh_recorder, installed
 
 from drl.catalog import Catalog
@@ -65,6 +66,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline") / "tiny-sd3"
     build_random(folder, seed=0)
     return folder
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Gives runs in processes of their own that need not import anything."""
+    with Zygote(tmp_path_factory.mktemp("zygote")) as zygote:
+        yield zygote
 
 
 @pytest.fixture(scope="module")

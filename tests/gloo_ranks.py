@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 Work = Callable[[int, int, Path], None]
 
@@ -24,6 +25,8 @@ def spawn(work: Work, world: int, folder: Path) -> None:
 def _rank(rank: int, work: Work, world: int, folder: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    # a fork knows the shapes of shards that its parent had, maybe as another rank
+    _clear_sharding_prop_cache()
     store = dist.FileStore(str(folder / "rendezvous"), world)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)

@@ -8,10 +8,12 @@ the interpreter's own: the product knows nothing of it.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -147,6 +149,7 @@ class Zygote:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runs = 0
+        self.child: Child | None = None
         self.process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
@@ -169,9 +172,21 @@ class Zygote:
         self.process.wait(SECONDS)
 
     def start(
-        self, arguments: Sequence[str], run_dir: Path, *, before: str | None = None, number: int = 1
+        self,
+        arguments: Sequence[str],
+        run_dir: Path,
+        *,
+        before: str | None = None,
+        number: int = 1,
+        room: int | None = None,
     ) -> Child:
-        """Fork a command line; with ``before`` it dies before the n-th change that matches it."""
+        """Fork a command line; with ``before`` it dies before the n-th change that matches it.
+
+        ``room``: bytes that none of its files can grow beyond.
+        """
+        if self.child is not None and self.child.code is None:  # of a test that has failed
+            self.child.signal(signal.SIGKILL)
+            self.child.wait()
         self.runs += 1
         folder = self.folder / f"process-{self.runs}"
         folder.mkdir(parents=True)
@@ -181,13 +196,15 @@ class Zygote:
             "root": f"{run_dir}/",
             "before": before,
             "number": number,
+            "room": room,
         }
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
         answer = self.process.stdout.readline()
         assert answer, f"the zygote has died with {self.process.wait(SECONDS)}"
-        return Child(json.loads(answer)["pid"], folder, self.process.stdout)
+        self.child = Child(json.loads(answer)["pid"], folder, self.process.stdout)
+        return self.child
 
 
 def serve() -> None:
@@ -213,6 +230,7 @@ def import_all(names: Sequence[str]) -> None:
     """Import modules, so that later forks find them loaded."""
     for name in names:
         importlib.import_module(name)
+    gc.freeze()  # a fork would go through all of it again, and copy it
 
 
 def read_lines(path: Path) -> list[str]:
@@ -235,6 +253,8 @@ def run_command(request: dict[str, Any]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
+    if request["room"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["room"], resource.RLIM_INFINITY))
     pattern = None if request["before"] is None else re.compile(request["before"])
     sys.addaudithook(Watcher(request["root"], log, pattern, request["number"]))
     code = 70  # of a crash that execute did not turn into a message

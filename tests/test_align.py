@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -74,8 +76,13 @@ def test_the_same_difference_within_the_limit_is_exit_code_0_and_needs_no_causes
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        (("algorithm.loss=nft", "sde.type=ode", "sde.step_strategy=ode_and_return_last"), "nft"),
-        (("train.num_rollout=0",), "train.num_rollout"),
+        (
+            ("algorithm.loss=nft", "sde.type=ode", "sde.step_strategy=ode_and_return_last"),
+            "algorithm.loss = 'nft' trains on no recorded steps of an engine",
+        ),
+        (("train.num_rollout=0",), "train.num_rollout = 0: this recipe trains nothing"),
+        (("train.attention_backend=flashy",), "no attention backend 'flashy'; did you mean"),
+        (("train.parameter_dtypes=[['nothing*', 'bf16']]",), "'nothing*' matches no parameter"),
         (("debug.load_rollout_data=dumps/{rollout_id}.safetensors",), "load_rollout_data"),
     ],
 )
@@ -142,3 +149,34 @@ def test_an_engine_that_applies_adapters_is_exactly_equal_with_adapters_that_do_
     assert code == 0, err
     assert "adapters start random" in text
     assert "exactly 0.0 at every step" in text
+
+
+def test_a_recipe_that_evaluates_now_and_then_is_probed_with_its_warnings_said_once(
+    recipe: Path, tmp_path: Path, drl: Drl
+) -> None:
+    """What the probe itself leaves out is no reason to refuse a recipe, nor to warn of it."""
+    sets = set_words(("eval.interval=1", "cluster.offload=true", "model.checkpointed_share=0.5"))
+    words = ("--adapter", "recipe", "--out", str(tmp_path / "out"))
+    code, said, err = drl("align", str(recipe), *SMALL, *words, *sets)
+    assert code == 0, err
+    assert "exactly 0.0" in said
+    first, second = sorted(err.splitlines())
+    assert first.startswith("warning: cluster.offload  is of no use")
+    assert second.startswith("warning: model.checkpointed_share  is not used")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_probe_that_is_stopped_leaves_no_folder(
+    recipe: Path, tmp_path: Path, drl: Drl, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    made: list[Path] = []
+
+    def stopped(directory: Path) -> None:
+        made.extend(directory.iterdir())
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("drl.align.probe.measure", lambda run, wanted: stopped(run.directory.path))
+    code, _, err = drl("align", str(recipe), "--out", str(tmp_path / "out"))
+    assert (code, err.strip()) == (130, "interrupted")
+    assert {path.name for path in made} >= {"recipe.toml", "plugins.json"}
+    assert not (tmp_path / "out").exists()

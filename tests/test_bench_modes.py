@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from e2e import metric_rows, run_here, write_recipe
 
-from drl.bench.measure import Bench, Wanted, bench_recipe, measure
+from drl.bench.measure import Bench, Rows, Wanted, bench_recipe, measure
 from drl.catalog import Catalog
+from drl.observe.directory import RunDirectory
 
 Drl = Callable[..., tuple[int, str, str]]
 
@@ -139,3 +142,62 @@ def test_a_bench_starts_from_the_checkpoint_that_the_recipe_loads(
     assert "  2 iterations on cpu in fp32" in lines
     assert [row["step"] for row in metric_rows(tmp_path / "kept")] == [1, 2]
     assert found.middle["train/step"] == 2.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_bench_that_is_stopped_saves_nothing_and_takes_its_folder_along(
+    recipe: Path, tmp_path: Path, drl: Drl, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """There is nothing to go on from: one Ctrl-C is enough, and no folder is named that goes at once."""
+    held: list[Path] = []
+    take = Rows.metrics
+
+    def metrics(self: Rows, step: int, values: Mapping[str, float]) -> None:
+        take(self, step, values)
+        held.extend((tmp_path / "temp").iterdir())
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Rows, "metrics", metrics)
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    code, out, err = drl("bench", str(recipe), "--iterations", "5", "--no-record")
+    assert (code, err.strip()) == (130, "interrupted")
+    assert "iteration 1/5" in out
+    assert "saved" not in out
+    assert "--resume" not in out
+    assert len(held) == 1
+    assert not [*(tmp_path / "temp").iterdir()]
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_folders_of_killed_benches_go_with_the_next_and_those_in_use_stay(
+    recipe: Path, tmp_path: Path
+) -> None:
+    killed, used, other = (tmp_path / "temp" / f"drl-bench-{name}" for name in "abc")
+    for folder in (killed, used, other):
+        (folder / "run").mkdir(parents=True)
+    for file in ("lock", "lock.json", "recipe.toml"):
+        (killed / "run" / file).write_text("{}")  # as SIGKILL leaves it
+    (other / "run" / "recipe.toml").write_text("")  # whatever that is: it names no holder
+    with RunDirectory.create_at(used / "run"):
+        bench(recipe)
+        assert {path.name for path in (tmp_path / "temp").iterdir()} == {used.name, other.name}
+
+
+def test_what_cannot_run_is_told_once(recipe: Path, drl: Drl) -> None:
+    setting = "train.attention_backend=flashy"
+    code, _, err = drl("bench", str(recipe), "--iterations", "2", "--set", setting)
+    assert code == 2
+    assert err.count("no attention backend 'flashy'") == 1
+    assert "not planned" not in err
+
+
+def test_what_would_be_refused_at_the_end_is_refused_at_the_start(
+    recipe: Path, tmp_path: Path, drl: Drl
+) -> None:
+    """A folder for the figures that is not there, a last value of several that is none."""
+    code, out, err = drl("bench", str(recipe), "--json", str(tmp_path / "none" / "figures.json"))
+    assert (code, out) == (2, "")
+    assert "there is no folder" in err
+    code, out, err = drl("bench", str(recipe), "--vary", "rollout.local.rows=2,x")
+    assert (code, out) == (2, "")
+    assert "rollout.local.rows  must be a whole number, got 'x'" in err

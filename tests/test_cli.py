@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drl_cli.main import COMMANDS
+from drl_cli.main import COMMANDS, run
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.toml")
@@ -198,3 +199,18 @@ def test_a_hint_that_fails_does_not_hide_the_error(drl: Drl, install: Install) -
         "no driver\n  no hint: ZeroDivisionError('division by zero'); "
         "raised by acme-command 1.0 in its hook drl_explain_error\n"
     )
+
+
+def test_old_objects_are_gone_through_rarely_and_young_ones_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = gc.get_threshold()
+    monkeypatch.setattr(sys, "argv", ["drl", "--version"])
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run()
+        assert ended.value.code == 0
+        assert gc.get_threshold() == (*before[:2], 100)
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*before)

@@ -109,6 +109,7 @@ def test_a_trainer_that_merges_needs_an_engine_with_a_copy_and_says_so(
     for option, said in (("weights=shared", "no weights to share"), ("adapters=applied", "merged")):
         with pytest.raises(BadInput, match=said):
             run_here(recipe, tmp_path / option, *pissa, f"rollout.local.{option}")
+        assert not (tmp_path / option).exists()
 
 
 @pytest.mark.parametrize("weights", ["auto", pytest.param("fp32", marks=pytest.mark.slow)])
@@ -161,6 +162,20 @@ def test_a_run_that_only_samples_shares_the_start_weights_too(
     ((run, launch),) = launches
     assert launch.shared["transformer"]
     assert not run.residence.trainer  # it sleeps since the sync
+
+
+@pytest.mark.parametrize("option", ["weights=shared", "adapters=applied"])
+@pytest.mark.parametrize("only", ["debug.rollout_only=true", "train.num_rollout=0"])
+def test_a_recipe_whose_weights_are_never_pushed_samples_with_the_checkpoints(
+    recipe: Path, tmp_path: Path, only: str, option: str
+) -> None:
+    """There is nothing to share or to apply yet: both options change nothing, and are no mistake."""
+    for name, setting in (
+        ("plain", "rollout.local.weights=auto"),
+        (option, f"rollout.local.{option}"),
+    ):
+        run_here(recipe, tmp_path / name, *FP32, only, setting)
+    assert metric_rows(tmp_path / option) == metric_rows(tmp_path / "plain")
 
 
 @pytest.mark.slow

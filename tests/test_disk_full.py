@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
 from e2e import checkpoint_folder, metric_rows, run_here, same, set_words, trainer_state
@@ -19,26 +16,17 @@ QUIET = ("eval.datasets=[]", "checkpoint.save_interval=1")
 ROOM = 100_000
 """Bytes per file: room for metrics, pictures and the report, not for the optimizer's state."""
 
-LIMITED = """
-    import resource, sys
-    from drl_cli.main import execute
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-    sys.exit(execute(sys.argv[2:]))
-"""
 
+@pytest.fixture
+def limited(zygote, recipe):
+    """Run in a process whose files cannot grow beyond ROOM; give its exit code and what it printed."""
 
-def limited(recipe, run_dir, *sets, words=()):
-    """Run in a process whose files cannot grow beyond ROOM; return the finished process."""
-    command = [sys.executable, "-c", textwrap.dedent(LIMITED), str(ROOM)]
-    command += ["run", str(recipe), "--run-dir", str(run_dir), *words, *set_words(sets)]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    def ended(run_dir, *sets, words=()):
+        command = ["run", str(recipe), "--run-dir", str(run_dir), *words, *set_words(sets)]
+        child = zygote.start(command, run_dir, room=ROOM)
+        return child.wait(), child.output
+
+    return ended
 
 
 def names(run_dir):
@@ -46,16 +34,18 @@ def names(run_dir):
 
 
 @pytest.mark.parametrize("asynchronous", ["true", pytest.param("false", marks=pytest.mark.slow)])
-def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(recipe, tmp_path, asynchronous):
+def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(
+    recipe, limited, tmp_path, asynchronous
+):
     run_dir = tmp_path / "run"
     run_here(recipe, run_dir, "train.num_rollout=1", *QUIET)
     more = ("train.num_rollout=3", *QUIET, f"checkpoint.asynchronous={asynchronous}")
-    ended = limited(recipe, run_dir, *more, words=("--resume",))
-    assert ended.returncode == 1
-    assert "checkpoint iter_0000002 could not be written: " in ended.stderr
-    assert "File too large" in ended.stderr
-    assert "untouched; make room there, then go on with --resume" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    code, printed = limited(run_dir, *more, words=("--resume",))
+    assert code == 1, printed
+    assert "checkpoint iter_0000002 could not be written: " in printed
+    assert "File too large" in printed
+    assert "untouched; make room there, then go on with --resume" in printed
+    assert "Traceback" not in printed
     assert names(run_dir) == ["iter_0000001", TRACKER]
     assert (run_dir / "checkpoints" / TRACKER).read_text() == "1\n"
     assert damage(checkpoint_folder(run_dir, 1)) is None
@@ -65,12 +55,12 @@ def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(recipe, tmp_pat
     assert [row["step"] for row in metric_rows(run_dir)] == [0, 1, 2]
 
 
-def test_a_first_save_that_fails_leaves_no_checkpoint_at_all(recipe, tmp_path):
+def test_a_first_save_that_fails_leaves_no_checkpoint_at_all(limited, tmp_path):
     run_dir = tmp_path / "run"
-    ended = limited(recipe, run_dir, "train.num_rollout=1", *QUIET)
-    assert ended.returncode == 1
-    assert "checkpoint iter_0000001 could not be written: " in ended.stderr
-    assert "Traceback" not in ended.stderr
+    code, printed = limited(run_dir, "train.num_rollout=1", *QUIET)
+    assert code == 1, printed
+    assert "checkpoint iter_0000001 could not be written: " in printed
+    assert "Traceback" not in printed
     assert names(run_dir) == []
 
 

@@ -117,17 +117,15 @@ def test_the_same_recipe_gives_the_same_bits_and_another_seed_others(recipe, tmp
     assert not same(trainer_state(tmp_path / "b", 3), original)
 
 
-def test_kill_9_and_resume_equals_the_straight_run_bit_for_bit(recipe, tmp_path, finished):
+def test_kill_9_and_resume_equals_the_straight_run_bit_for_bit(recipe, tmp_path, finished, zygote):
     run_dir = tmp_path / "killed"
-    process = start_run(recipe, run_dir, "--set", "train.num_rollout=6")
+    words = ["run", str(recipe), "--run-dir", str(run_dir), "--set", "train.num_rollout=6"]
+    child = zygote.start(words, run_dir)
     rows = run_dir / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (rows.is_file() and len(rows.read_text().splitlines()) >= 4):
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
+    four = child.wait_until(lambda: rows.is_file() and len(rows.read_text().splitlines()) >= 4)
+    assert four, child.output
+    child.signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
     assert not (run_dir / "summary.json").exists()
     run_here(recipe, run_dir, "train.num_rollout=6", resume=True)
     assert same(trainer_state(run_dir, 6), trainer_state(finished[0], 6))

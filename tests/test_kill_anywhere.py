@@ -8,7 +8,6 @@ import signal
 import pytest
 from courses import Course, check_what_is_left, kill_when, moments
 from e2e import last_saved, metric_rows, summary_of
-from killing import Zygote
 
 from drl.checkpoint import damage
 from drl.observe.report import write_report
@@ -16,12 +15,6 @@ from drl.observe.report import write_report
 STRANGERS = ()
 SECOND = r"checkpoints/\.writing-iter_0000002-\*"
 """The folder that the second checkpoint is written in."""
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
-    with Zygote(tmp_path_factory.mktemp("zygote")) as zygote:
-        yield zygote
 
 
 @pytest.fixture(scope="module")

@@ -205,12 +205,6 @@ def test_deterministic_rollouts_are_accepted(
     assert warning is None or warning in text
 
 
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    with Zygote(tmp_path_factory.mktemp("zygote")) as zygote:
-        yield zygote
-
-
 @pytest.mark.parametrize("sets", [(), AVERAGE], ids=["weights", "average"])
 def test_a_killed_run_ends_as_if_nothing_had_happened(
     zygote: Zygote, recipe: Path, tmp_path: Path, sets: tuple[str, ...]

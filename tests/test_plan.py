@@ -314,3 +314,36 @@ def test_a_recipe_that_trains_nothing_has_its_arithmetic_alone(
     assert code == 0
     assert "8 samples a rollout" in out
     assert "memory and work are not predicted: this recipe trains nothing" in out
+
+
+@pytest.mark.parametrize("lora", ["true", "false"])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("train.attention_backend=flashy", "no attention backend 'flashy'; did you mean 'flash'?"),
+        ("train.attention_backend=xformers", "which calls torch's own kernels"),
+        ("train.parameter_dtypes=[['nothing*', 'bf16']]", "'nothing*' matches no parameter"),
+        ("train.parameter_dtypes=[['*.bias', 'bf16']]", "of different dtypes"),
+    ],
+)
+def test_what_the_run_would_refuse_is_told_by_the_plan(
+    drl: Drl, tiny: Path, setting: str, said: str, lora: str
+) -> None:
+    code, out, _ = drl("plan", str(tiny), "--set", setting, "--set", f"lora.enabled={lora}")
+    assert code == 0
+    assert "8 samples a rollout" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("memory and work are not")]
+    assert said in line
+
+
+def test_warnings_of_the_recipe_are_said_with_its_plan(drl: Drl, tiny: Path) -> None:
+    code, out, err = drl("plan", str(tiny), "--set", "model.checkpointed_share=0.5", "--json")
+    assert code == 0
+    assert json.loads(out)
+    assert err.startswith("warning: model.checkpointed_share  is not used")
+
+
+def test_a_plan_for_another_card_does_not_miss_it_here(drl: Drl, tiny: Path) -> None:
+    words = ("--memory", "24GiB", "--set", "cluster.offload=true")
+    assert drl("plan", str(tiny), *words)[::2] == (0, "")
+    assert "no other place" in drl("plan", str(tiny), *words[2:])[2]

@@ -11,18 +11,11 @@ import pytest
 import torch
 from courses import Course, check_what_is_left, moments
 from e2e import metric_rows, trained_weights, trainer_state, without_trust
-from killing import Zygote
 
 STRANGERS = ()
 QUIET = ("eval.datasets=[]", "eval.interval=0", "train.num_rollout=2")
 
 pytestmark = pytest.mark.slow  # every further rank is a process that imports everything
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
-    with Zygote(tmp_path_factory.mktemp("zygote")) as zygote:
-        yield zygote
 
 
 def ranks(count):

@@ -54,6 +54,21 @@ def test_a_shipped_recipe_is_valid_without_a_warning_and_has_a_plan(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("name", sorted(path.name for path in RECIPES.glob("*.toml")))
+def test_the_complete_recipe_that_a_run_keeps_is_valid_without_a_warning(
+    drl: Drl, tmp_path: Path, name: str
+) -> None:
+    """It gives every default, also of options that the recipe has no use for."""
+    (tmp_path / "preferences.jsonl").write_text("{}\n")
+    code, text, err = drl(
+        "config", "show", str(RECIPES / name), "--toml", *set_words(given(name, tmp_path))
+    )
+    assert (code, err) == (0, "")
+    complete = tmp_path / "recipe.toml"
+    complete.write_text(text)
+    assert drl("config", "check", str(complete)) == (0, f"{complete} is valid\n", "")
+
+
 @pytest.mark.parametrize("name", ON_POLICY)
 def test_what_is_judged_is_judged_alike(name: str) -> None:
     """Same words, noises and pictures: the figures of two recipes may be compared."""

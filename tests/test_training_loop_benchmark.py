@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import common  # noqa: E402
 import training_loop  # noqa: E402
 
 
@@ -40,12 +42,46 @@ def test_each_case_is_beside_its_bare_passes_and_steps_grow(
         assert row["host ms"] > 0
     work = [row["TFLOP/s"] / row["pairs/s"] for row in (plain, guided)]
     assert work[1] == pytest.approx(2 * work[0]), "both predictions of guidance are trained through"
+    loops = {row["loop"]: row for row in rows if "loop" in row}
+    assert list(loops) == [
+        f"{c}: {n}" for c in ("plain", "guidance") for n in ("product", "script")
+    ]
+    for row in (plain, guided):
+        ours, script = (loops[f"{row['case']}: {name}"] for name in ("product", "script"))
+        assert ours["loop ms"] == row["product ms"]
+        assert ours["loop pairs/s"] == row["pairs/s"]
+        assert ours["of the product"] == 1.0
+        assert script["of the product"] == pytest.approx(script["loop ms"] / ours["loop ms"])
+        assert script["loop pairs/s"] == pytest.approx(2e3 / script["loop ms"])
     steps = [row for row in rows if "off %" in row]
     assert [row["micro-batches"] for row in steps] == [1, 3]
-    assert steps[1]["ms"] > steps[0]["ms"]
+    for row in steps:
+        assert row["line ms"] == pytest.approx(row["ms"]), "a line goes through two points"
     printed = capsys.readouterr().out
     assert "bare ms" in printed
+    assert "guidance: script" in printed
     assert "micro-batches" in printed
+
+
+def test_without_the_plain_loop_there_is_no_row_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--eager", "--no-plain", "--micro-batches", "1", "--repeats", "1", "--cases", "plain")
+    rows = measured(tmp_path, monkeypatch, *words)
+    assert not any("loop" in row for row in rows)
+    assert "script" not in capsys.readouterr().out
+
+
+def test_a_work_that_does_not_fit_is_told_and_others_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def too_large() -> None:
+        raise torch.OutOfMemoryError("tried to allocate 90.00 GiB")
+
+    assert not common.fits(too_large, "guidance: the plain loop")
+    said = "guidance: the plain loop does not fit: tried to allocate 90.00 GiB"
+    assert said in capsys.readouterr().err
+    assert common.fits(lambda: None, "another")
 
 
 def test_the_line_through_steps_by_hand() -> None:

@@ -88,6 +88,7 @@ def align(
             out=out,
         ),
         session.catalog,
+        lambda line: click.echo(line, err=True),
     )
     for line in lines(found):
         click.echo(line)

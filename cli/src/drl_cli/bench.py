@@ -91,13 +91,15 @@ def bench(
       drl bench recipes/quickstart.toml --vary rollout.batch_size=2,8,32
     """
     from drl.bench.growth import each_value, growths, varied
-    from drl.bench.measure import Wanted
+    from drl.bench.measure import Wanted, bench_recipe
     from drl.errors import BadInput
     from drl.observe.files import write_json_atomic
     from drl_cli.plan import read_size
 
     if json_file is not None and json_file.exists():
         raise BadInput(f"--json: {json_file} exists; name a new file, or remove it")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise BadInput(f"--json: there is no folder {json_file.parent}; make it, or name another")
     wanted = Wanted(
         recipe=recipe,
         sets=sets,
@@ -113,7 +115,9 @@ def bench(
     else:
         option = varied(vary)
         runs = each_value(option, wanted)
-        done = [run_bench(session, one, compare=compare, record=record) for one in runs]
+        for each in runs:  # a last value that is wrong must not cost the benches before it
+            bench_recipe(each, session.catalog)
+        done = [run_bench(session, each, compare=compare, record=record) for each in runs]
         found = show_growth(option.key, growths(option, [one.bench for one in done]))
         for value, one in zip(option.values, done, strict=True):
             show_compared(f"{option.key}={value}", one, compare=compare)
@@ -162,6 +166,11 @@ def run_bench(session: Session, wanted: Wanted, *, compare: bool, record: bool) 
     recipe = bench_recipe(wanted, session.catalog)
     prediction = prediction_of(session, recipe) if compare or record else None
     planned = None
+    if isinstance(prediction, str):
+        made = measure(recipe, wanted, session.catalog, click.echo)
+        # only now: what cannot run either has told the reason itself
+        click.echo(f"not planned, and no rates are kept: {prediction}", err=True)
+        return Done(bench=made)
     if prediction is not None:
         # read now: the rates that this very bench records must not be what it is compared with
         seconds, peaks = prediction.seconds, prediction.peak_bytes
@@ -195,16 +204,15 @@ def show_rates(done: Done) -> None:
         click.echo(f"\nrates    {done.rates}")
 
 
-def prediction_of(session: Session, recipe: Any) -> Prediction | None:
-    """Return the planner's prediction; None, with the reason said, for a recipe that it cannot plan."""
+def prediction_of(session: Session, recipe: Any) -> Prediction | str:
+    """Return the planner's prediction; the reason in words for a recipe that it cannot plan."""
     from drl.errors import BadInput
     from drl.plan.predict import predict
 
     try:
         return predict(recipe, session.catalog)
     except BadInput as error:
-        click.echo(f"not planned, and no rates are kept: {error}", err=True)
-        return None
+        return str(error)
 
 
 def show_bench(made: Bench) -> None:

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -110,6 +111,10 @@ def cli(context: click.Context, without: tuple[str, ...], debug: bool) -> None:
 
 def run() -> None:
     """Entry point of the console script."""
+    # Libraries leave half a million objects that stay. To go through all of them again at each
+    # quarter more is a fifth of the time to a first iteration; young ones are seen as often as ever.
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, 100)
     sys.exit(execute(sys.argv[1:]))
 
 

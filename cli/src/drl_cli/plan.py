@@ -10,6 +10,9 @@ import click
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
+OF_THIS_MACHINE = ("cluster.device", "sampling.generator_device")
+"""Options whose warnings are of GPUs that this machine lacks."""
+
 
 @click.command()
 @recipe_options
@@ -63,14 +66,19 @@ def plan(
       drl plan RECIPE --gpus 1 --gpus 4 --gpus 32
     """
     from drl.config import load_recipe
+    from drl.config.render import warning_lines
     from drl.plan.scaling import scaled_lines
     from drl.stages.pairs import batch_plan
 
     size = None if memory is None else read_size(memory)
-    if device_name is not None or memory is not None:
+    elsewhere = device_name is not None or memory is not None
+    if elsewhere:
         # options that follow from the device are those of a card, whatever this machine has
         sets = ("cluster.device=cuda", *sets)
     resolved: Any = load_recipe(recipe, sets=sets, override=override, catalog=session.catalog)
+    said = [one for one in resolved.warnings if not (elsewhere and one.path in OF_THIS_MACHINE)]
+    for line in warning_lines(said):
+        click.echo(line, err=True)
     batch = batch_plan(resolved)
     if not as_json:
         for line in [*batch.lines(), *scaled_lines(batch, gpus)]:

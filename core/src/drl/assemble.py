@@ -170,6 +170,7 @@ def launch_of(run: Run) -> Launch:
         prompts=known_texts(run),
         attention_backend=recipe.train.attention_backend,
         parameter_dtypes=engine_dtypes(run),
+        pushes=run.trainer.payload is not None,
     )
 
 

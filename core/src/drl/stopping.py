@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 
 class StopFlag:
@@ -35,3 +35,31 @@ class StopFlag:
         self.asked = True
         self.reason = signal.Signals(number).name
         self._say(f"{self.reason}: finishing this iteration, then saving; once more stops at once")
+
+
+class AtOnce(StopFlag):
+    """Ctrl-C or SIGTERM: stop at once, for what has nothing to save. A context manager holds the signals.
+
+    SIGTERM, too, is then a KeyboardInterrupt, so that temporary folders go and processes end.
+    """
+
+    def install(self, say: Callable[[str], None]) -> None:
+        """Take over the signals, once."""
+        if not self._before:
+            super().install(say)
+
+    def __enter__(self) -> Self:
+        """Take over the signals."""
+        self.install(print)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.uninstall()
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt

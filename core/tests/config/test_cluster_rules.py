@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,8 +120,19 @@ OFFLOADS = ("cluster.offload", "cluster.offload_train", "cluster.offload_rollout
 
 @pytest.mark.parametrize("path", OFFLOADS)
 def test_offloading_without_an_engine_is_refused(problems: Problems, path: str) -> None:
-    found = problems({path: True, "debug.load_rollout_data": "rollouts/{rollout_id}"})
+    found = problems({path: True, "train.train_only": True})
     assert "no engine samples" in found[path]
+
+
+@pytest.mark.parametrize("path", OFFLOADS)
+def test_a_replay_of_an_offloading_recipe_leaves_that_out(
+    warnings: Warnings, tmp_path: Path, path: str
+) -> None:
+    """A replay is the run's own recipe with one option more."""
+    (tmp_path / "dumped-0").write_text("")
+    files = str(tmp_path / "dumped-{rollout_id}")
+    replay = {"debug.load_rollout_data": files, "train.num_rollout": 1, "cluster.device": "cuda"}
+    assert "no engine samples" in warnings({path: True, **replay})[path]
 
 
 @pytest.mark.parametrize("path", OFFLOADS)

@@ -247,3 +247,15 @@ def test_what_an_option_does_not_have_is_not_listed(catalog: Catalog) -> None:
 def test_a_key_of_a_component_is_not_explained_as_one_of_core(catalog: Catalog) -> None:
     with pytest.raises(BadInput, match=r"reward\.type\.quality: there is no such option"):
         explain("reward.type.quality", catalog)
+
+
+def test_the_default_of_a_table_is_its_own_defaults(catalog: Catalog) -> None:
+    (line,) = [one for one in explain("debug.ci", catalog).splitlines() if "default" in one]
+    assert line.split(maxsplit=1)[1] == (
+        "{enabled = false, metric_key = unset, metric_threshold = unset}"
+    )
+
+
+def test_every_section_has_defaults_that_a_person_can_read(catalog: Catalog) -> None:
+    for section in ("model", "lora", "cluster", "train", "sampling", "rollout", "debug", "eval"):
+        assert "Undefined" not in explain(section, catalog), section

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from drl.errors import RunDirectoryError
+from drl.errors import BadInput, DrlError, RankError, RunDirectoryError
+from drl.lora import LoraError
 from drl.observe.directory import RunDirectory, is_run_directory
 
 HOLDER = """
@@ -220,3 +221,57 @@ def test_reading_needs_no_lock(run: RunDirectory) -> None:
         assert is_run_directory(RunDirectory.open(run.path).path)
     finally:
         end(first)
+
+
+def end_with(error: BaseException, directory: RunDirectory, *files: str) -> None:
+    """Let a run of this directory write files, then end by an error."""
+
+    def run() -> None:
+        with directory:
+            for name in files:
+                (directory.path / name).write_text(name)
+            raise error
+
+    with pytest.raises(type(error)):
+        run()
+
+
+REFUSALS = (BadInput("refused"), LoraError("no such layer"), RankError("rank 1: refused", 2))
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("found", [False, True])
+def test_a_run_that_is_refused_before_its_first_figure_leaves_nothing(
+    tmp_path: Path, found: bool, refusal: DrlError
+) -> None:
+    """A folder that was there, empty, is there again; the mended recipe can have the same one."""
+    path = tmp_path / "runs" / "mine"
+    if found:
+        path.mkdir(parents=True)
+    for _ in range(2):
+        directory = RunDirectory.create_at(path)
+        end_with(refusal, directory, "recipe.toml", "plugins.json", "sync.jsonl")
+        assert path.exists() == found
+        assert not found or not any(path.iterdir())
+
+
+@pytest.mark.parametrize("own", ["metrics.jsonl", "run.log", "of-a-plugin.txt"])
+def test_a_refusal_after_something_was_told_leaves_all_of_it(tmp_path: Path, own: str) -> None:
+    directory = RunDirectory.create(tmp_path, "glyphs")
+    end_with(BadInput("refused"), directory, "recipe.toml", own)
+    assert {"recipe.toml", own} <= {path.name for path in directory.path.iterdir()}
+
+
+def test_what_failed_or_was_opened_stays_for_a_resume(tmp_path: Path) -> None:
+    for error in (ZeroDivisionError(), RankError("rank 1 died")):
+        directory = RunDirectory.create(tmp_path, "glyphs")
+        end_with(error, directory, "recipe.toml")
+    end_with(BadInput("refused"), RunDirectory.open(directory.path))
+    assert directory.recipe.read_text() == "recipe.toml"
+
+
+def test_a_directory_can_go_with_whatever_ends_its_work(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "glyphs")
+    directory.only_results = True
+    end_with(KeyboardInterrupt(), directory, "recipe.toml")
+    assert not directory.path.exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,9 @@ from drl.checkpoint.load import find_checkpoint
 from drl.cluster.background import Background
 from drl.config import load_recipe
 from drl.config.environment import training_environment
+from drl.config.render import warning_lines
 from drl.deterministic import determinism
-from drl.errors import BadInput, TrustError
+from drl.errors import BadInput, RecipeError, TrustError
 from drl.launch import Start, in_iterations, loaded, restore, write_plugins
 from drl.model.trainer import Trainer
 from drl.observe.directory import RunDirectory
@@ -43,6 +44,7 @@ from drl.stages.rollout import group_requests, training_sampling
 from drl.stages.sync import sync
 from drl.stages.together import together
 from drl.stages.trust import check_schedule, check_settings
+from drl.stopping import AtOnce
 from drl.types import Advantages, Group, Need, Prompt, Rollout, RolloutRequest, Sample
 
 if TYPE_CHECKING:
@@ -56,7 +58,6 @@ FORCED = (
     "debug.ci.enabled=false",
     "trust.settings=false",
     "logging.loggers=[]",
-    "eval.datasets=[]",
     "cluster.actor_num_nodes=1",
     "cluster.actor_num_gpus_per_node=1",
     "cluster.offload=false",
@@ -130,13 +131,17 @@ class Alignment:
         return self.max <= self.limit
 
 
-def probe(wanted: Wanted, catalog: Catalog) -> tuple[Alignment, RunDirectory]:
+def probe(
+    wanted: Wanted, catalog: Catalog, echo: Callable[[str], None] = print
+) -> tuple[Alignment, RunDirectory]:
     """Measure, and return what was found with the directory for it, which holds the recipe as it was used.
 
-    Raises BadInput before anything is loaded for a recipe that has nothing to compare.
+    ``echo`` gets the warnings of the recipe. Raises BadInput, and leaves nothing behind, for a recipe that has
+    nothing to compare.
     """
-    recipe = probed_recipe(wanted, catalog)
+    recipe = probed_recipe(wanted, catalog, echo)
     with (
+        AtOnce(),
         determinism(recipe) as variables,
         new_directory(recipe, wanted.out) as directory,
         training_environment({**variables, **recipe.train.env}),
@@ -147,14 +152,26 @@ def probe(wanted: Wanted, catalog: Catalog) -> tuple[Alignment, RunDirectory]:
             return measure(run, wanted), directory
 
 
-def probed_recipe(wanted: Wanted, catalog: Catalog) -> Any:
+def probed_recipe(wanted: Wanted, catalog: Catalog, echo: Callable[[str], None] = print) -> Any:
     """Return the recipe of a probe; BadInput for one whose training has no recorded steps of an engine."""
-    sets = [*wanted.sets, *FORCED]
-    recipe: Any = load_recipe(wanted.recipe, sets=sets, override=wanted.override, catalog=catalog)
-    further = further_sets(recipe, random=wanted.random)
-    if further:
-        sets += further
-        recipe = load_recipe(wanted.recipe, sets=sets, override=wanted.override, catalog=catalog)
+
+    def loaded_with(*sets: str) -> Any:
+        words = [*wanted.sets, *sets]
+        return load_recipe(wanted.recipe, sets=words, override=wanted.override, catalog=catalog)
+
+    own = loaded_with()  # as it is: its problems and warnings are not those of a probe
+    for line in warning_lines(own.warnings):
+        echo(line)
+    if own.train.num_rollout == 0:
+        raise BadInput(
+            "train.num_rollout = 0: this recipe trains nothing, so there is nothing to compare; leave it out"
+        )
+    try:
+        recipe = loaded_with(*FORCED, *further_sets(own, random=wanted.random))
+    except RecipeError as error:
+        if any(problem.path == "debug.engine_debug" for problem in error.problems):
+            raise BadInput(nothing_to_compare(own)) from None
+        raise
     if recipe.debug.load_rollout_data is not None:
         raise BadInput(
             "debug.load_rollout_data: drl align compares an engine with the trainer, and a replay has no "
@@ -182,11 +199,25 @@ def further_sets(recipe: Any, *, random: bool) -> list[str]:
     return [RANDOM] if random and fresh and recipe.lora.init_weights != "random" else []
 
 
+def nothing_to_compare(recipe: Any) -> str:
+    """Say that training needs no log-probs of an engine."""
+    return (
+        f"algorithm.loss = '{recipe.algorithm.loss}' trains on no recorded steps of an engine, so there are no "
+        "log-probs to compare"
+    )
+
+
 def new_directory(recipe: Any, out: Path | None) -> RunDirectory:
-    """Return a new run directory: ``out``, or a name beside those of the recipe's runs."""
+    """Return a new run directory: ``out``, or a name beside those of the recipe's runs.
+
+    It goes again with a probe that finds nothing, whatever ended it.
+    """
     if out is not None:
-        return RunDirectory.create_at(out)
-    return RunDirectory.create(Path(recipe.run.directory), f"{recipe.run.name[:90]}-align")
+        directory = RunDirectory.create_at(out)
+    else:
+        directory = RunDirectory.create(Path(recipe.run.directory), f"{recipe.run.name[:90]}-align")
+    directory.only_results = True
+    return directory
 
 
 @contextmanager
@@ -197,10 +228,7 @@ def started(recipe: Any, catalog: Catalog, directory: RunDirectory) -> Iterator[
         stack.callback(run.trainer.close)
         restore(run, Start(load=loaded(recipe, resume=False)))
         if run.engines is None or not {Need.TRANSITION, Need.OLD_LOG_PROB} <= run.loss.needs:
-            raise BadInput(
-                f"algorithm.loss = '{recipe.algorithm.loss}' trains on no recorded steps of an engine, so "
-                "there are no log-probs to compare"
-            )
+            raise BadInput(nothing_to_compare(recipe))
         stack.callback(run.engines.close)
         run.engines.start(launch_of(run))
         yield run

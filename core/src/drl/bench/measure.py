@@ -6,6 +6,7 @@ pictures. The first iteration stands apart: it compiles and warms up.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from drl.bench.rewards import NAME
 from drl.config import load_recipe
 from drl.config.environment import training_environment
 from drl.deterministic import determinism
-from drl.errors import BadInput
+from drl.errors import BadInput, RunDirectoryError
 from drl.interfaces.logger import Logger, RunFacts
 from drl.launch import Start, close, first_iteration, header, loaded, start, write_plugins
 from drl.observe.directory import RunDirectory
@@ -28,6 +29,7 @@ from drl.observe.performance import medians, settled
 from drl.observe.timing import STEP_TIME, TRAIN, UNACCOUNTED, phases_of
 from drl.plan.predict import this_card
 from drl.plan.shortage import shortage
+from drl.stopping import AtOnce, StopFlag
 from drl.types import Context
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 Echo = Callable[[str], None]
 SYNTHETIC, OWN = "synthetic", "recipe"
+PREFIX = "drl-bench-"
+"""Begins the names of temporary folders."""
 ROLLOUT = "rollout"
 WORK = {ROLLOUT: "perf/images_per_second", TRAIN: "perf/pairs_per_second"}
 """The rate of each phase that has one."""
@@ -141,6 +145,7 @@ def measure(recipe: Any, wanted: Wanted, catalog: Catalog, echo: Echo = print) -
     began = time.perf_counter()
     rows = Rows(wanted.iterations, echo)
     with (
+        AtOnce() as stop,
         limited(recipe.cluster.device, wanted.memory),
         determinism(recipe) as variables,
         bench_directory(wanted.run_dir) as directory,
@@ -148,7 +153,7 @@ def measure(recipe: Any, wanted: Wanted, catalog: Catalog, echo: Echo = print) -
     ):
         write_text_atomic(directory.recipe, recipe.to_toml())
         write_plugins(recipe, directory, catalog)
-        start_seconds = run_iterations(recipe, catalog, directory, rows, echo) - began
+        start_seconds = run_iterations(recipe, catalog, directory, rows, stop) - began
     later = settled(rows.rows)
     return Bench(
         name=recipe.run.name,
@@ -228,15 +233,26 @@ def bench_directory(chosen: Path | None) -> Iterator[RunDirectory]:
         with RunDirectory.create_at(chosen) as directory:
             yield directory
         return
+    sweep_killed()
     with (
-        tempfile.TemporaryDirectory(prefix="drl-bench-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder,
         RunDirectory.create_at(Path(folder) / "run") as directory,
     ):
         yield directory
 
 
+def sweep_killed() -> None:
+    """Remove temporary folders of benches that were killed: they name a holder, and nobody holds them."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/run"):
+        with suppress(RunDirectoryError, OSError):  # in use, or somebody else's
+            if (path / "lock.json").is_file():
+                with RunDirectory.open(path):
+                    pass
+                shutil.rmtree(path.parent)
+
+
 def run_iterations(
-    recipe: Any, catalog: Catalog, directory: RunDirectory, rows: Rows, echo: Echo
+    recipe: Any, catalog: Catalog, directory: RunDirectory, rows: Rows, stop: StopFlag
 ) -> float:
     """Build, start and run until ``rows`` has enough; return when the first iteration began."""
     from drl.assemble import assemble
@@ -250,7 +266,8 @@ def run_iterations(
         try:
             run = assemble(recipe, catalog, directory, background)
             run.loggers = [*run.loggers, rows]
-            start(run, Start(load=loaded(recipe, resume=False)), echo)
+            run.stop = stop  # there is nothing to save
+            start(run, Start(load=loaded(recipe, resume=False)), rows.echo)
             began = time.perf_counter()
             with suppress(Enough):
                 work(run)

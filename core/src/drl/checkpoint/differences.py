@@ -9,6 +9,8 @@ from typing import Any
 MAY_CHANGE = (
     "run.",
     "logging.",
+    "model.gradient_checkpointing",
+    "model.checkpointed_share",
     "checkpoint.",
     "eval.",
     "train.num_rollout",

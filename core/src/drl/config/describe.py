@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from drl.config.messages import limit_text, shown
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from drl.options import Options
 
 _TYPES = {
@@ -50,7 +54,7 @@ def described(model: type[Options]) -> Iterator[Described]:
         yield Described(
             key=key,
             kind=_kind(rule, schema.get("$defs", {})),
-            default=_default(field.get_default() if not field.is_required() else ...),
+            default=_default(... if field.is_required() else given_default(field)),
             limits=", ".join(_limits(rule)),
             help=field.description or "",
         )
@@ -101,9 +105,18 @@ def _limits(rule: Mapping[str, Any]) -> Iterator[str]:
             yield template.format(limit_text(rule[name]))
 
 
+def given_default(field: FieldInfo) -> Any:
+    """Return the default of a field; that of a table is made by the table."""
+    if field.default_factory is None:
+        return field.get_default()
+    return field.get_default(call_default_factory=True)
+
+
 def _default(value: Any) -> str:
     if value is ...:
         return "required"
     if value is None:
         return "unset"
+    if isinstance(value, BaseModel):
+        return "{" + ", ".join(f"{key} = {_default(one)}" for key, one in value) + "}"
     return shown(value)

@@ -87,7 +87,7 @@ class Launch:
     component, globs over parameter names to the dtype that these modules compute in.
     ``attention_backend``: the attention kernel by its name in diffusers. ``batched_guidance``: both
     predictions of guidance in one forward. ``prompts``: texts that are known to come, so that an engine
-    may encode them ahead.
+    may encode them ahead. ``pushes``: weights will come; False in a run that samples with the checkpoint's.
     """
 
     checkpoint: str
@@ -103,6 +103,7 @@ class Launch:
     attention_backend: str | None = None
     batched_guidance: bool = False
     prompts: tuple[str, ...] = ()
+    pushes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

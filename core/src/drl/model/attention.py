@@ -8,7 +8,7 @@ given another package's kernel, but torch's own kernels, by torch's own switch a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,22 +64,11 @@ def choose_attention(
     ``device``, ``dtype``: where and in what it will compute; a short trial shows that the kernel runs there,
     forward and backward. Raises BadInput for a kernel that cannot run here or that this model cannot use.
     """
-    backend = check_attention_name(backend)
+    backend = check_attention(name, module, backend)
     if backend is None:
         return
     found = processors_of(module)
-    direct = [key for key, processor in found.items() if FIELD not in dir(processor)]
-    if not found:
-        raise BadInput(
-            f"{OPTION}: {name} ({type(module).__name__}) has no attention that diffusers could give a "
-            "kernel to; leave the option unset"
-        )
-    if direct and backend not in NATIVE:
-        kind = type(found[direct[0]]).__name__
-        raise BadInput(
-            f"{OPTION} = '{backend}': {name} computes attention in {kind}, which calls torch's own "
-            f"kernels; use {', '.join(NATIVE)}, or leave the option unset"
-        )
+    direct = direct_ones(found)
     try_attention(backend, device, dtype)
     if len(direct) < len(found):
         set_dispatched(module, backend)
@@ -87,6 +76,35 @@ def choose_attention(
     if kernel is not None:
         for key in direct:
             fix_kernel(found[key], kernel)
+
+
+def check_attention(name: str, module: nn.Module, backend: str | None) -> str | None:
+    """Return the name of a kernel that this model can use, on a device that has it, as diffusers spells it.
+
+    Raises BadInput for one that diffusers does not know or that this model cannot use.
+    """
+    backend = check_attention_name(backend)
+    if backend is None:
+        return None
+    found = processors_of(module)
+    if not found:
+        raise BadInput(
+            f"{OPTION}: {name} ({type(module).__name__}) has no attention that diffusers could give a "
+            "kernel to; leave the option unset"
+        )
+    direct = direct_ones(found)
+    if direct and backend not in NATIVE:
+        kind = type(found[direct[0]]).__name__
+        raise BadInput(
+            f"{OPTION} = '{backend}': {name} computes attention in {kind}, which calls torch's own "
+            f"kernels; use {', '.join(NATIVE)}, or leave the option unset"
+        )
+    return backend
+
+
+def direct_ones(processors: Mapping[str, Any]) -> list[str]:
+    """Return the names of those that call torch's kernels themselves and cannot be given another."""
+    return [key for key, processor in processors.items() if FIELD not in dir(processor)]
 
 
 def processors_of(module: nn.Module) -> dict[str, Any]:

@@ -12,13 +12,14 @@ import platform
 import re
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from filelock import FileLock, Timeout
 
-from drl.errors import RunDirectoryError
+from drl.errors import BadInput, DrlError, RunDirectoryError
 from drl.observe.files import (
     PARTIAL,
     append_json_line,
@@ -33,17 +34,25 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 LEFT = re.compile(rf"\..+(?:{re.escape(PARTIAL)}|\.(?:new|old)-[0-9a-f]{{12}})")
 """Names of files and folders that only exist while something is being replaced."""
 MARKS = ("recipe.toml", "metrics.jsonl", "summary.json", "plugins.json", "lock")
+BEFORE_START = frozenset({"recipe.toml", "plugins.json", "sync.jsonl", "lock", "lock.json"})
+"""What a directory holds of a run without a single figure."""
 
 
 class RunDirectory:
     """A folder of one run. As a context manager it holds the lock; without, it is for reading.
 
     ``create`` makes a new one, ``open`` finds an old one. All paths are properties; none of them
-    need exist yet.
+    need exist yet. A new one goes again when its run is refused before its first figure (an error with the
+    exit code of bad input), so that the mended recipe can have the same folder; with ``only_results``, whatever
+    ends the work.
     """
 
-    def __init__(self, path: Path) -> None:
+    only_results = False
+
+    def __init__(self, path: Path, *, new: bool = False, made: bool = False) -> None:
         self.path = path
+        self._new = new
+        self._made = made  # and not found, empty
         self._lock = FileLock(path / "lock", timeout=0)
 
     @classmethod
@@ -69,11 +78,12 @@ class RunDirectory:
                 raise _unwritable(path, error) from error
             else:
                 flush_directory(root)
-                return cls(path)
+                return cls(path, new=True, made=True)
 
     @classmethod
     def create_at(cls, path: Path) -> RunDirectory:
         """Make exactly this folder; one that exists must be empty."""
+        made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             taken = any(path.iterdir())
@@ -86,7 +96,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path} {what}; add --resume to go on with it, or name a new folder"
             )
-        return cls(path)
+        return cls(path, new=True, made=made)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -127,7 +137,19 @@ class RunDirectory:
         trace: TracebackType | None,
     ) -> None:
         (self.path / "lock.json").unlink(missing_ok=True)
+        if self._new and error is not None and (self.only_results or is_refusal(error)):
+            self._take_back()
         self._lock.release()
+
+    def _take_back(self) -> None:
+        """Remove what was written for a run that never began; files of anybody else stay, and all with them."""
+        if {path.name for path in self.path.iterdir()} - BEFORE_START:
+            return
+        with suppress(OSError):  # the error that ended the run is the one to tell
+            for name in BEFORE_START:
+                (self.path / name).unlink(missing_ok=True)
+            if self._made:
+                self.path.rmdir()
 
     @property
     def name(self) -> str:
@@ -192,6 +214,11 @@ def clear_leftovers(path: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
         else:
             left.unlink(missing_ok=True)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """True for what is wrong with the input: nothing ran yet."""
+    return isinstance(error, DrlError) and error.exit_code == BadInput.exit_code
 
 
 def is_run_directory(path: Path) -> bool:

@@ -11,6 +11,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,9 @@ def gather(directory: RunDirectory) -> View:
     )
 
 
+@cache
 def _environment() -> Environment:
+    """Return what the templates need; it keeps them compiled."""
     environment = Environment(
         loader=PackageLoader("drl.observe"),
         autoescape=True,

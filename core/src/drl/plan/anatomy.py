@@ -20,10 +20,11 @@ from drl.interfaces.outline import Outline
 from drl.lora import adapter_off
 from drl.lora.tree import lora_layers
 from drl.mathematics.checksum import PIECE_BYTES
+from drl.model.attention import check_attention
 from drl.model.build import adapt
 from drl.model.checkpointing import chosen
 from drl.model.compiled import outermost
-from drl.model.precision import find_overrides, store_frozen
+from drl.model.precision import Overrides, check_matched, find_overrides, store_frozen
 from drl.model.prepare import parameter_dtypes
 from drl.plan.ledger import Footprint, checkpointed, inference_footprint, training_footprint
 from drl.stages.loss import DTYPES
@@ -84,7 +85,8 @@ class Rows:
 class Anatomy:
     """The trained components of a recipe on the meta device, and the shapes of what goes through them.
 
-    Raises BadInput when the checkpoint's configs cannot be read, or when the family gives no outline.
+    Raises BadInput when the checkpoint's configs cannot be read, when the family gives no outline, and for an
+    attention kernel or dtypes that the run would refuse.
     """
 
     def __init__(self, recipe: Any, family: Family, context: Context) -> None:
@@ -100,9 +102,12 @@ class Anatomy:
         self.outline: Outline = outline
         self.modules: dict[str, nn.Module] = {}
         self.configs: dict[str, TrainPipelineConfig] = {}
+        unmatched: list[set[str]] = []
         for number, name in enumerate(recipe.model.components):
-            module, config = blank(recipe, family, context, name, number)
+            module, config, overrides = blank(recipe, family, context, name, number)
             self.modules[name], self.configs[name] = module, config
+            unmatched.append(set(overrides.unmatched))
+        check_matched(self.modules, sorted(set.intersection(*unmatched)))
 
     @cached_property
     def bytes(self) -> Bytes:
@@ -207,8 +212,11 @@ class Anatomy:
 
 def blank(
     recipe: Any, family: Family, context: Context, name: str, number: int
-) -> tuple[nn.Module, TrainPipelineConfig]:
-    """Return a component on the meta device as the trainer holds it: adapters, dtypes, what is trained."""
+) -> tuple[nn.Module, TrainPipelineConfig, Overrides]:
+    """Return a component on the meta device as the trainer holds it: adapters, dtypes, what is trained.
+
+    Raises BadInput, as the run would, for an attention kernel or dtypes that the component cannot have.
+    """
     checkpoint = recipe.model.checkpoint
     config = family.pipeline_config(name, family.component_config(name, checkpoint))
     source = WeightSource(checkpoint=checkpoint, dtype=recipe.train.master_dtype, meta=True)
@@ -219,16 +227,17 @@ def blank(
             f"{name}: Family.build must respect WeightSource.meta; {real[0]} has storage"
         )
     module.to("meta")
+    check_attention(name, module, recipe.train.attention_backend)
     master = DTYPES[recipe.train.master_dtype]
     for parameter in module.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(master)
     lora = adapt(recipe, config, context, name, number, module)
+    dtype = recipe.train.forward_dtype
+    overrides = find_overrides(name, module, parameter_dtypes(recipe, config), dtype)
     if lora is not None:
-        dtype = recipe.train.forward_dtype
-        overrides = find_overrides(name, module, parameter_dtypes(recipe, config), dtype)
         store_frozen(module, dtype, overrides)
-    return module, config
+    return module, config, overrides
 
 
 def recompute(module: nn.Module, share: float, wrap: Sequence[str]) -> None:

@@ -89,13 +89,13 @@ OFFLOADS = ("cluster.offload", "cluster.offload_train", "cluster.offload_rollout
 def offloading(draft: Draft) -> Iterator[Problem]:
     """Taking turns on a device needs two sides and a device that is worth leaving."""
     asked = [path for path in OFFLOADS if draft.get(path)]
-    sampled = not draft.get("train.train_only") and draft.get("debug.load_rollout_data") is None
     for path in asked:
-        if not sampled:
-            text = (
-                "means nothing here: no engine samples (train.train_only, debug.load_rollout_data)"
-            )
-            yield Problem(path, f"{text}; leave it out")
+        if draft.get("train.train_only"):
+            text = "means nothing here: no engine samples (train.train_only); leave it out"
+            yield Problem(path, text)
+        elif draft.get("debug.load_rollout_data") is not None:  # of a recipe that has an engine
+            text = "is not used: no engine samples (debug.load_rollout_data)"
+            yield Problem(path, text, "warning")
         elif not draft.get("cluster.device").startswith("cuda"):
             text = "is of no use: trainer and engine compute on the CPU, where memory has no other place"
             yield Problem(path, text, "warning")

@@ -55,7 +55,7 @@ def unused(draft: Draft) -> Iterator[Problem]:
     if draft.get("lora.adapter_path") is not None:
         yield Problem("lora.adapter_path", "needs lora.enabled = true")
     for key in type(draft.sections["lora"]).model_fields:
-        if key not in ("enabled", "adapter_path") and _is_given(draft, f"lora.{key}"):
+        if key not in ("enabled", "adapter_path") and _is_changed(draft, f"lora.{key}"):
             yield Problem(f"lora.{key}", "is not used: lora.enabled is false", "warning")
 
 
@@ -107,6 +107,11 @@ def start_adapter(draft: Draft) -> Iterator[Problem]:
 def _is_given(draft: Draft, path: str) -> bool:
     # of a table only the entries are given
     return draft.given(path) or (path.endswith("_pattern") and bool(draft.get(path)))
+
+
+def _is_changed(draft: Draft, path: str) -> bool:
+    # a run's own recipe gives every default
+    return bool(draft.get(path)) if path.endswith("_pattern") else draft.changed(path)
 
 
 def _compare(draft: Draft, path: str, stored: Any, directory: Any) -> Iterator[Problem]:

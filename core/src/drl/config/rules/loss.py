@@ -110,7 +110,7 @@ def noise_without_steps(draft: Draft) -> Iterator[Problem]:
         )
     elif not noisy:
         silent = f"sde.type {kind!r} adds no noise"
-        if level > 0:
+        if level > 0 and draft.changed("sde.noise_level"):  # a run's own recipe gives the default
             yield from _unused(draft, "sde.noise_level", silent)
         if draft.get("sde.step_strategy") is None and draft.get("sde.num_steps") > 0:
             yield from _unused(draft, "sde.num_steps", silent)

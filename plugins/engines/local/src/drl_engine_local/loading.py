@@ -40,7 +40,12 @@ def may_share(options: Any) -> bool:
 
 
 def check_options(launch: Launch, options: Any) -> None:
-    """Raise BadInput for weights that nobody shares, and for adapters to apply that nobody will push."""
+    """Raise BadInput for weights that nobody shares, and for adapters to apply that nobody will push.
+
+    A run that pushes nothing has neither, and both would change nothing.
+    """
+    if not launch.pushes:
+        return
     alone = [name for name in launch.components if name not in launch.shared]
     if options.weights == SHARED and alone:
         raise BadInput(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,7 @@ def test_a_phase_that_fails_ends_the_run_with_its_own_words(
     def broken(*_: object, **__: object) -> None:
         raise SyncError("no room for the weights")
 
-    monkeypatch.setattr("drl_engine_local.engine.move", broken)
+    monkeypatch.setattr(import_module("drl_engine_local.engine"), "move", broken)
     with pytest.raises(SyncError, match="no room for the weights"):
         run_here(recipe, tmp_path / "run", *FP32, "cluster.offload_rollout=true")
     ((run, _),) = launches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_an_unknown_kernel_is_refused_before_weights_are_read(
     def build(*_: Any) -> None:
         raise AssertionError("weights were read first")
 
-    monkeypatch.setattr("drl_family_sd3.family.Sd3Family.build", build)
+    monkeypatch.setattr(import_module("drl_family_sd3.family").Sd3Family, "build", build)
     with pytest.raises(BadInput, match="no attention backend 'sdpa'"):
         built(folder, "train.attention_backend=sdpa")
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,7 +183,7 @@ class SlowDownload(Download):
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    monkeypatch.setattr("drl_engine_local.result.Download", SlowDownload)
+    monkeypatch.setattr(import_module("drl_engine_local.result"), "Download", SlowDownload)
     SlowDownload.open = threading.Event()
     return SlowDownload.open
 

@@ -173,8 +173,22 @@ def milliseconds(work: Callable[[], object], device: str) -> float:
     return float(first.elapsed_time(last))
 
 
+def wall_milliseconds(work: Callable[[], object], device: str) -> float:
+    """Time one call by the wall clock, from an idle device until it is idle again: what a user waits for."""
+    sync(device)
+    began = time.perf_counter()
+    work()
+    sync(device)
+    return (time.perf_counter() - began) * 1e3
+
+
 def in_rounds(
-    works: Mapping[str, Callable[[], object]], device: str, *, repeats: int, warmup: int
+    works: Mapping[str, Callable[[], object]],
+    device: str,
+    *,
+    repeats: int,
+    warmup: int,
+    timed: Callable[[Callable[[], object], str], float] = milliseconds,
 ) -> dict[str, float]:
     """Return the median milliseconds of each work; a round runs every one once.
 
@@ -187,7 +201,7 @@ def in_rounds(
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():
-            times[name].append(milliseconds(work, device))
+            times[name].append(timed(work, device))
     return {name: median(values) for name, values in times.items()}
 
 

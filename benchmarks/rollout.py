@@ -10,15 +10,23 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from common import SCALES, Row, arguments, free, inputs, report, sync, transformer
+from common import (
+    SCALES,
+    Row,
+    arguments,
+    free,
+    in_rounds,
+    inputs,
+    report,
+    transformer,
+    wall_milliseconds,
+)
 from diffusers import StableDiffusion3Pipeline
 from gpu.pipelines import MEDIUM, SMALL, write_pipeline
 from gpu.runs import open_run
@@ -107,7 +115,14 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
         if not options.eager:
             works = plain(options, folder, compiled=True)
             ways["diffusers, compiled blocks"] = (scale.batch, works)
-        seconds = in_turns({name: work for name, (_, work) in ways.items()}, options)
+        found = in_rounds(
+            {name: work for name, (_, work) in ways.items()},
+            options.device,
+            repeats=options.repeats,
+            warmup=options.warmup,
+            timed=wall_milliseconds,
+        )
+    seconds = {name: spent / 1e3 for name, spent in found.items()}
     limit = seconds["transformer alone"] / scale.batch
     return [
         {
@@ -119,22 +134,6 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
         }
         for name, (count, _) in ways.items()
     ]
-
-
-def in_turns(
-    works: dict[str, Callable[[], object]], options: argparse.Namespace
-) -> dict[str, float]:
-    """Return the median seconds of each work by the wall clock; a turn runs every one once."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(options.warmup + options.repeats):
-        for name, work in works.items():
-            sync(options.device)
-            began = time.perf_counter()
-            work()
-            sync(options.device)
-            if turn >= options.warmup:
-                times[name].append(time.perf_counter() - began)
-    return {name: median(values) for name, values in times.items()}
 
 
 def alone(options: argparse.Namespace) -> Callable[[], object]:

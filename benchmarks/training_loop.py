@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import linear_regression, median
+from statistics import linear_regression
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from common import (
     bytes_of,
     fits,
     free,
+    in_rounds,
     inputs,
     mean_square,
     peak_gib,
@@ -37,6 +38,7 @@ from common import (
     reset_peak,
     sync,
     transformer,
+    wall_milliseconds,
     write,
 )
 from plain_loop import PlainLoop, Settings, stacked
@@ -224,17 +226,14 @@ class Trial:
 def in_turns(
     works: Mapping[str, Callable[[], object]], options: argparse.Namespace
 ) -> dict[str, float]:
-    """Return the median milliseconds of each work by the wall clock; a turn runs every one once."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(options.warmup + options.repeats):
-        for name, work in works.items():
-            sync(options.device)
-            began = time.perf_counter()
-            work()
-            sync(options.device)
-            if turn >= options.warmup:
-                times[name].append((time.perf_counter() - began) * 1e3)
-    return {name: median(values) for name, values in times.items()}
+    """Return the median milliseconds of each work by the wall clock."""
+    return in_rounds(
+        works,
+        options.device,
+        repeats=options.repeats,
+        warmup=options.warmup,
+        timed=wall_milliseconds,
+    )
 
 
 def compare(

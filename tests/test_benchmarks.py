@@ -286,3 +286,16 @@ def test_models_of_one_seed_are_equal_and_keep_their_position_table() -> None:
     assert not torch.equal(
         first["hidden_states"], common.inputs(scale, "cpu", torch.bfloat16, seed=2)["hidden_states"]
     )
+
+
+def test_a_rollout_is_timed_beside_diffusers_and_the_transformer_alone(run: Run) -> None:
+    printed, rows = run("rollout", "--eager", "--repeats", "1", "--warmup", "0", "--steps", "2")
+    ways = {row["way"]: row for row in rows}
+    assert list(ways) == ["transformer alone", "product", "diffusers, eager"]
+    assert all(name in printed for name in ways)
+    for row in rows:
+        assert row["pictures"] == 2
+        assert row["pictures/s"] == pytest.approx(2 / row["seconds"])
+    alone, product = ways["transformer alone"], ways["product"]
+    share = alone["seconds"] / product["seconds"]
+    assert product["share of the transformer alone"] == pytest.approx(share)

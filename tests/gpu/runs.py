@@ -49,6 +49,20 @@ def open_run(recipe: Path, run_dir: Path, *sets: str) -> Iterator[Run]:
             free()
 
 
+@contextmanager
+def no_waiting(device: str) -> Iterator[None]:
+    """Let torch raise where it would make the host wait for the device; on the CPU nothing can."""
+    if not device.startswith("cuda"):
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def free() -> None:
     """Give the device's memory back."""
     gc.collect()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu.runs import no_waiting
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -109,20 +110,6 @@ def unequal(one: Sample, other: Sample) -> list[str]:
 def engine(device: str, checkpoint: Path) -> Iterator[LocalEngine]:
     with started(launch_on(device, checkpoint)) as made_engine:
         yield made_engine
-
-
-@contextmanager
-def no_waiting(device: str) -> Iterator[None]:
-    """Let torch raise where it would make the host wait for the device."""
-    if not device.startswith("cuda"):
-        yield
-        return
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("home", ["cpu", "device"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -13,7 +12,7 @@ import pytest
 import torch
 from gpu.facts import record
 from gpu.pipelines import MEDIUM, SMALL, vae, write_pipeline
-from gpu.runs import free
+from gpu.runs import free, no_waiting
 
 from drl.api import Context
 from drl.model.compiled import Compilations, compile_blocks
@@ -42,20 +41,6 @@ def make(small: str, device: str) -> Callable[..., Sd3Pipeline]:
     return made
 
 
-@contextmanager
-def no_wait(device: str) -> Iterator[None]:
-    """Raise where the host would wait for the device."""
-    if not device.startswith("cuda"):
-        yield
-        return
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def latents(device: str, side: int = 16, rows: int = ROWS) -> dict[str, torch.Tensor]:
     drawn = torch.randn(rows, 16, side, side, generator=torch.Generator().manual_seed(3))
     return {"visual": drawn.to(device)}
@@ -74,7 +59,7 @@ def test_decoding_waits_for_nothing_and_stays_on_the_device(
     pipeline = make(vae_dtype=dtype, decode_rows=4)
     rows = latents(device)
     pipeline.decode(rows)
-    with no_wait(device):
+    with no_waiting(device):
         media = pipeline.decode(rows)
     assert len(media) == ROWS
     assert {one.pixels.device.type for one in media} == {torch.device(device).type}
@@ -86,7 +71,7 @@ def test_a_known_prompt_is_uploaded_without_waiting(
 ) -> None:
     resident, released = make(), make(text_encoders="released", prompt_cache=1)
     released.expect(PROMPTS)
-    with no_wait(device):
+    with no_waiting(device):
         records = [released.encode_text([prompt])[0] for prompt in PROMPTS]
     for prompt, found in zip(PROMPTS, records, strict=True):
         (expected,) = resident.encode_text([prompt])

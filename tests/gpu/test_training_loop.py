@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 from every_loss import CONTEXT, LOSSES, forward_of, shard_of
 from gpu.facts import record
-from gpu.runs import open_run, roll_out
+from gpu.runs import no_waiting, open_run, roll_out
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -28,20 +26,6 @@ CPU = DeviceType.CPU
 GUIDED = ("sampling.guidance_scale=4.5", "algorithm.kl_beta=0.04")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 """Calls of the CUDA runtime in which the host waits; cudaMemcpyAsync and its kind are none of them."""
-
-
-@contextmanager
-def not_waiting(device: str) -> Iterator[None]:
-    """Raise where the host would wait for the GPU; on the CPU nothing can."""
-    if not device.startswith("cuda"):
-        yield
-        return
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def window_of(shard: Shard, device: str) -> Shard:
@@ -69,7 +53,7 @@ def test_no_loss_waits_in_its_loop(device: str, name: str, home: str) -> None:
         forward.models["transformer"].zero_grad(set_to_none=True)
         result_of(here.windows[0], accumulate(forward, here.windows[0], 1.0, CONTEXT))
     forward.models["transformer"].zero_grad(set_to_none=True)
-    with not_waiting(device):
+    with no_waiting(device):
         totals = accumulate(forward, here.windows[0], shard.window_weights[0], CONTEXT)
         verdict = start_clipping(forward.models["transformer"].named_parameters(), 1e9)
     found.append(result_of(here.windows[0], totals))
@@ -97,7 +81,7 @@ def test_the_products_loop_waits_for_nothing(
     with open_run(recipe, tmp_path / "run", *bf16, *GUIDED) as run:
         shard = windows(run)
         trainer = run.trainer
-        with not_waiting(device):
+        with no_waiting(device):
             totals = accumulate(
                 trainer.forward, shard.windows[0], shard.window_weights[0], trainer.context
             )

@@ -59,10 +59,6 @@ class Ledger(TorchDispatchMode):
                 self._see(made, counted=True)
         return out
 
-    def reset_peak(self) -> None:
-        """Forget the peak so far."""
-        self.peak = self.live
-
     def _see(self, tensor: Tensor, *, counted: bool) -> None:
         storage = tensor.untyped_storage()
         identity = storage._cdata

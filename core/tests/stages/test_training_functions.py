@@ -227,4 +227,9 @@ def test_inputs_of_another_kind_are_refused() -> None:
 def test_a_wrapped_loss_still_recomputes() -> None:
     loss = custom()
     loss.recomputes_old_log_prob = True
+    loss.ratio_width = 0.5
     assert FunctionLoss(loss, doubled, None).recomputes_old_log_prob
+    assert FunctionLoss(loss, doubled, None).ratio_width == 0.5
+    assert (
+        FunctionLoss(loss, None, doubled).ratio_width is None
+    )  # another formula clips as it likes

@@ -12,6 +12,7 @@ from drl.errors import TrustError
 from drl.stages.trust import (
     check_echoes,
     check_samples,
+    clipped_by_rounding,
     prove_parity_once,
     unproven_settings,
 )
@@ -101,7 +102,11 @@ def parity_run(by_step):
     said: list[str] = []
     made = run()
     made.parity = None
-    made.loss = SimpleNamespace(needs={Need.ROLLOUT, Need.TRANSITION, Need.OLD_LOG_PROB})
+    made.loss = SimpleNamespace(
+        needs={Need.ROLLOUT, Need.TRANSITION, Need.OLD_LOG_PROB},
+        ratio_width=None,
+        recomputes_old_log_prob=False,
+    )
     made.event = said.append
     made.trainer = SimpleNamespace(replay=lambda shards: ParityReport(by_step=by_step, rows=4))
     return made, said
@@ -113,6 +118,32 @@ def test_parity_within_the_limit_is_reported_once():
     prove_parity_once(made, [])
     assert len(said) == 1
     assert "1.00e-06" in said[0]
+
+
+def test_ratios_that_rounding_alone_clips_are_told():
+    report = ParityReport(
+        by_step={0: 9e-4, 8: 3e-4, 9: 8e-4},
+        rows=6,
+        mean_by_step={0: 9e-5, 8: 1.2e-4, 9: 3.94e-4},
+        rows_by_step={0: 2, 8: 2, 9: 2},
+    )
+    made, said = parity_run({})
+    made.trainer.replay = lambda shards: report
+    made.recipe.trust.max_log_prob_diff = 2e-3
+    made.loss.ratio_width = 1e-4
+    prove_parity_once(made, [])
+    assert len(said) == 2
+    assert said[1].startswith("warning: rounding alone moves ratios further from 1 than the loss")
+    assert "(1e-04); mean by step: 8: 1.2e-04, 9: 3.9e-04. " in said[1]
+
+
+@pytest.mark.parametrize(
+    ("width", "recomputes"), [(None, False), (1e-4, True), (1e-3, False), (2e-4, False)]
+)
+def test_ratios_that_are_not_clipped_are_no_matter(width, recomputes):
+    report = ParityReport(by_step={0: 9e-4}, rows=2, mean_by_step={0: 2e-4}, rows_by_step={0: 2})
+    loss = SimpleNamespace(ratio_width=width, recomputes_old_log_prob=recomputes)
+    assert clipped_by_rounding(report, loss) is None
 
 
 @pytest.mark.parametrize("worst", [1e-3, float("nan")])

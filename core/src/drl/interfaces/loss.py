@@ -29,6 +29,8 @@ class Loss(ABC):
     of before the rollout's first optimizer step, and keeps the engine's as ``"log_prob_rollout"``.
     ``divides_by_noise``: core refuses recorded steps without noise before it trains on them.
     ``rows_per_pair``: rows of a forward that ``prepare`` makes of one pair, for counting work.
+    ``ratio_width``: how far the ratio of new to old probability may be from 1 before it is clipped; core says when
+    rounding alone exceeds it. None: nothing is clipped by that.
     """
 
     model_kind: str = "diffusion"
@@ -37,6 +39,7 @@ class Loss(ABC):
     recomputes_old_log_prob: bool = False
     divides_by_noise: bool = False
     rows_per_pair: int = 1
+    ratio_width: float | None = None
 
     def __init__(self, options: Any, context: Context) -> None:
         self.options = options

@@ -148,6 +148,7 @@ class FunctionLoss(Loss):
         self.loss = loss
         self.model_kind, self.unit, self.needs = loss.model_kind, loss.unit, loss.needs
         self.recomputes_old_log_prob = loss.recomputes_old_log_prob
+        self.ratio_width = loss.ratio_width if formula is None else None
         self._prepare = loss.prepare if prepare is None else prepare
         self._compute = loss.compute if formula is None else formula
 

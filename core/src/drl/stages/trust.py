@@ -17,6 +17,7 @@ from drl.types import Need, ParityReport, RolloutRequest, Sample, Sampling
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from drl.interfaces.loss import Loss
     from drl.run import Run
     from drl.types import Shard
 
@@ -151,6 +152,28 @@ def prove_parity_once(run: Run, shards: Sequence[Shard]) -> None:
     run.event(
         f"parity: max |Δ log-prob| {report.worst:.2e} over {report.rows} pairs (limit {limit:.0e})"
     )
+    clipped = clipped_by_rounding(report, run.loss)
+    if clipped:
+        run.event(clipped)
+
+
+def clipped_by_rounding(report: ParityReport, loss: Loss) -> str | None:
+    """Return a warning where ratios of unchanged weights are clipped, None where they are not.
+
+    To first order ``|exp(d) - 1|`` is ``|d|``, so the mean difference of log-probs is that of ratios.
+    """
+    width = loss.ratio_width
+    if width is None or loss.recomputes_old_log_prob:
+        return None
+    wide = {step: mean for step, mean in report.mean_by_step.items() if mean > width}
+    if not wide:
+        return None
+    steps = ", ".join(f"{step}: {mean:.1e}" for step, mean in sorted(wide.items()))
+    return (
+        f"warning: rounding alone moves ratios further from 1 than the loss clips them at ({width:.0e}); mean by "
+        f"step: {steps}. What these steps teach is cut at random. recompute_old_log_prob of the loss ends it, "
+        'rollout.local.adapters = "applied" lessens it for adapters, or leave these steps out'
+    )
 
 
 def _parity_text(report: ParityReport, limit: float) -> str:
@@ -159,5 +182,6 @@ def _parity_text(report: ParityReport, limit: float) -> str:
         f"rollout and trainer disagree before the first optimizer step: |Δ log-prob| up to "
         f"{report.worst:.3e}, trust.max_log_prob_diff allows {limit:.1e}\n{steps}\n"
         "equal dtypes (train.forward_dtype) and equal batch shapes (train.micro_batch_size, "
-        "rollout.local.rows) bring them together"
+        "rollout.local.rows) bring them together; merged adapters are rounded with the weights, applied ones are "
+        "not (rollout.local.adapters); drl align tries what it is"
     )

@@ -94,6 +94,10 @@ def test_golden_small_numbers(place: int) -> None:
     assert per_pair.tolist() == pytest.approx(case["per_pair"], rel=1e-6, abs=1e-9)
 
 
+def test_core_is_told_where_ratios_are_clipped() -> None:
+    assert policy_loss(clip_range=0.2).ratio_width == 0.2
+
+
 def test_ratio_one_gives_minus_the_advantage() -> None:
     output = compute(
         policy_loss(), batch([1.5, -0.5], [-1.0, -2.0]), scored(torch.tensor([-1.0, -2.0]))

@@ -30,6 +30,7 @@ class PolicyLoss(RecordedLoss):
     def __init__(self, options: Any, context: Context) -> None:
         super().__init__(options, context)
         self.recomputes_old_log_prob = options.recompute_old_log_prob
+        self.ratio_width = options.clip_range
 
     def compute(
         self,

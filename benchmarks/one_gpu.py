@@ -1,11 +1,12 @@
 """Whole iterations on one card, and how far its engine and trainer are apart, with a pipeline of random weights.
 
 ``python benchmarks/one_gpu.py`` runs ``drl bench`` on the shipped recipes, each time as a process of its own: a
-Flow-GRPO iteration of 8 prompts x 8 samples; the 24 GB preset with no more memory than such a card has; and
-rollouts of 16, 64 and 256 samples. It prints seconds by phase, rates, peak memory, and how far ``drl plan`` was
-from them. ``--cases align`` runs ``drl align`` in bfloat16 with adapters that change the model: without guidance
-and with it, eager and compiled blocks, adapters merged into the engine's weights and applied beside them. It
-prints the difference of log-probs between engine and trainer, over all steps and at each.
+Flow-GRPO iteration of 8 prompts x 8 samples; the presets (``24gb``, ``80gb``, ``nft-24gb``, ``nft-80gb``) with no
+more memory than such a card has; and rollouts of 16, 64 and 256 samples. It prints seconds by phase, rates, peak
+memory, and how far ``drl plan`` was from them. ``--cases align`` runs ``drl align`` in bfloat16 with adapters that
+change the model: without guidance and with it, eager and compiled blocks, adapters merged into the engine's weights
+and applied beside them. It prints the difference of log-probs between engine and trainer, over all steps and at
+each.
 
 A case that fails, or takes longer than ``--limit``, is ended with all its processes and shown as such; figures
 are written after each case.
@@ -69,11 +70,14 @@ BENCHES = (
     Case("iteration", "flow_grpo_80gb.toml", ITERATION),
     Case("no-guidance", "flow_grpo_80gb.toml", (*ITERATION, "sampling.guidance_scale=1")),
     Case("24gb", "flow_grpo_24gb.toml", real=("--memory", "24GiB")),
+    Case("80gb", "flow_grpo_80gb.toml", real=("--memory", "80GiB")),
+    Case("nft-24gb", "nft_24gb.toml", real=("--memory", "24GiB")),
+    Case("nft-80gb", "nft_80gb.toml", real=("--memory", "80GiB")),
     Case(
         "growth",
         "flow_grpo_80gb.toml",
-        (*ITERATION, "sampling.guidance_scale=1"),
-        real=("--vary", "rollout.batch_size=2,8,32"),
+        (*ITERATION, "sampling.guidance_scale=1", "train.global_batch_size=16"),
+        arguments=("--vary", "rollout.batch_size=2,8,32"),
     ),
 )
 

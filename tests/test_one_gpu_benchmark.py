@@ -7,10 +7,16 @@ import sys
 import time
 from argparse import Namespace
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blank_pipeline import write_blank
+from gpu.pipelines import MEDIUM
+
+from drl.catalog import Catalog
+from drl.config import load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -93,6 +99,20 @@ def test_align_is_eight_ways_and_words_choose_among_all_cases() -> None:
     assert len(one_gpu.chosen("align-guidance")) == 4
     with pytest.raises(ValueError, match="nothing is named 'algn'; there are iteration, "):
         one_gpu.chosen("iteration,algn")
+
+
+@pytest.mark.parametrize("case", one_gpu.CASES.values(), ids=lambda case: case.name)
+def test_a_case_is_a_sound_recipe_at_its_real_size(case: one_gpu.Case, tmp_path: Path) -> None:
+    write_blank(tmp_path / "pipeline", MEDIUM)
+    options = Namespace(size="medium", device="cuda", iterations=3)
+    words = one_gpu.words_of(case, options, tmp_path, tmp_path / "figures.json")
+    given = [value for word, value in pairwise(words) if word == "--set"]
+    varied = [value for word, value in pairwise(words) if word == "--vary"]
+    key, _, values = varied[0].partition("=") if varied else ("", "", "")
+    recipe = one_gpu.SD3 / case.recipe
+    for value in values.split(","):
+        sets = [*given, *([f"{key}={value}"] if key else [])]
+        load_recipe(recipe, sets=sets, catalog=Catalog.load())
 
 
 @pytest.mark.parametrize("case", one_gpu.chosen("align"), ids=lambda case: case.name)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,11 @@ from drl.catalog import Catalog
 from drl.config import load_recipe
 from drl.lora.work import adapter_flops
 from drl.plan.predict import Card, Prediction, predict
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import one_gpu  # noqa: E402
 
 H200 = Card(name="NVIDIA H200", memory=140 * 2**30, torch="2.11.0")
 GIB = 2**30
@@ -76,6 +84,7 @@ def test_the_work_is_what_the_family_says_of_its_model(real_size: Prediction, me
 EAGER = {4: 15.2 - 5.38, 8: 25.0 - 5.38, 16: 44.7 - 5.38}
 RECOMPUTED = {4: 6.2 - 5.38, 8: 7.1 - 5.38, 16: 8.7 - 5.38}
 FORWARD = {8: 0.43, 16: 0.83}
+DECODED = ((4, "fp32", 4.007), (8, "fp32", 8.002), (4, "bf16", 2.001), (8, "bf16", 4.001))
 """GiB that an H200 held beyond what lay there before, by rows, in eager mode: docs/measurements.md."""
 
 
@@ -104,6 +113,16 @@ def test_memory_of_a_forward_is_what_a_gpu_held(
     assert real_size.anatomy.inference.at(rows).peak / GIB == pytest.approx(measured, rel=0.08)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "dtype", "measured"), DECODED)
+def test_memory_of_decoding_is_what_a_gpu_held(
+    medium: Path, rows: int, dtype: str, measured: float
+) -> None:
+    sets = (f"model.sd3.decode_rows={rows}", f"model.sd3.vae_dtype={dtype}")
+    found = planned(Catalog.load(), medium, *CARD_SETS, *sets)
+    assert found.anatomy.decoding.peak / GIB == pytest.approx(measured, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("changes", "milliseconds"),
     [
@@ -130,32 +149,52 @@ def test_a_compiled_micro_batch_keeps_less(
     assert train.activations / GIB == pytest.approx(peak, rel=0.03)
 
 
-WHOLE = {
-    "sampling.guidance_scale": 4.5,
-    "rollout.batch_size": 8,
-    "rollout.n_samples_per_prompt": 8,
-    "rollout.microgroup_size": 8,
-    "rollout.local.compile": "true",
-    "train.compile": "true",
-    "train.micro_batch_size": 16,
-    "model.sd3.vae_dtype": "bf16",
-    "model.sd3.compile_vae": "true",
-    "model.sd3.text_dtype": "bf16",
-}
-SECONDS = {"rollout": 7.30, "train": 3.43, "update_weights": 0.884}
-PEAKS = {"rollout": 9.72, "train": 56.7}
-"""Seconds and GiB of a whole iteration on an H200 by phase: docs/measurements.md."""
+@dataclass(frozen=True)
+class Measured:
+    """What a run of benchmarks/one_gpu.py took and held on an H200, by phase: docs/measurements.md."""
+
+    case: str
+    sets: tuple[str, ...]
+    seconds: Mapping[str, float]
+    gib: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        """The case, and what is varied."""
+        return "-".join((self.case, *self.sets))
+
+
+def run(case: str, *figures: Sequence[float], sets: tuple[str, ...] = ()) -> Measured:
+    phases = ("rollout", "train", "update_weights")
+    seconds, gib = (dict(zip(phases, one, strict=False)) for one in figures)
+    return Measured(case, sets, seconds, gib)
+
+
+RUNS = (
+    run("iteration", (7.30, 3.43), (9.72, 56.7), sets=("rollout.local.adapters=merged",)),
+    run("24gb", (7.04, 5.74, 0.218), (8.14, 9.30, 7.51)),
+    run("80gb", (15.5, 47.9, 0.253), (9.51, 31.5, 6.79)),
+    run("nft-24gb", (3.97, 13.5, 0.237), (8.10, 9.29, 7.50)),
+    run("growth", (1.35, 0.452, 0.262), (8.78, 30.8, 6.40), sets=("rollout.batch_size=2",)),
+    run("growth", (4.67, 1.79, 0.230), (8.95, 30.9, 6.53), sets=("rollout.batch_size=8",)),
+    run("growth", (18.2, 7.10, 0.236), (9.60, 31.4, 7.05), sets=("rollout.batch_size=32",)),
+)
 
 
 @pytest.mark.slow
-def test_a_whole_iteration_is_what_a_gpu_took_and_held(medium: Path) -> None:
-    sets = [f"{name}={value}" for name, value in WHOLE.items()]
-    found = planned(Catalog.load(), medium, *CARD_SETS, *sets)
-    assert found.work.pairs == 128
+@pytest.mark.parametrize("measured", RUNS, ids=lambda measured: measured.name)
+def test_a_whole_iteration_is_what_a_gpu_took_and_held(
+    catalog: Catalog, tmp_path: Path, measured: Measured
+) -> None:
+    case = one_gpu.CASES[measured.case]
+    checkpoint = write_blank(tmp_path / "pipeline", MEDIUM)
+    sets = (f"model.checkpoint={checkpoint}", "cluster.device=cuda", "reward.type=jpeg")
+    found = planned(catalog, one_gpu.SD3 / case.recipe, *sets, *case.sets, *measured.sets)
     assert found.seconds is not None
-    assert {name: found.seconds[name] for name in SECONDS} == pytest.approx(SECONDS, rel=0.1)
-    held = {name: found.peak_bytes[name] / GIB for name in PEAKS}
-    assert held == pytest.approx(PEAKS, rel=0.1)
+    seconds = {name: found.seconds[name] for name in measured.seconds}
+    assert seconds == pytest.approx(measured.seconds, rel=0.15)
+    held = {name: found.peak_bytes[name] / GIB for name in measured.gib}
+    assert held == pytest.approx(measured.gib, rel=0.15)
 
 
 def test_parameters_and_parts_are_counted_exactly(real_size: Prediction) -> None:

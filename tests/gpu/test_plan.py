@@ -10,6 +10,7 @@ import torch
 from blank_pipeline import write_blank
 from diffusers import AutoencoderKL, SD3Transformer2DModel
 from e2e import RECIPE, run_here, write_recipe
+from gpu.facts import record
 from gpu.pipelines import MEDIUM
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
@@ -19,9 +20,12 @@ from drl.catalog import Catalog
 from drl.config import load_recipe
 from drl.errors import OutOfMemory
 from drl.model.build import adapt
+from drl.model.compiled import Compilations, compile_blocks
 from drl.model.precision import store_frozen
 from drl.plan.predict import Card, Prediction, predict
 from drl.types import Context
+from drl_family_sd3.checkpoint import DTYPES
+from drl_family_sd3.pipeline import DECODER_BLOCKS
 
 pytestmark = pytest.mark.gpu
 
@@ -46,11 +50,15 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recipe(folder, blank, text)
 
 
+def planned(recipe_file: Path, *sets: str) -> Prediction:
+    catalog = Catalog.load()
+    recipe = load_recipe(recipe_file, sets=("cluster.device=cuda", *sets), catalog=catalog)
+    return predict(recipe, catalog, Card(name="here"))
+
+
 @pytest.fixture(scope="module")
 def found(recipe_file: Path) -> Prediction:
-    catalog = Catalog.load()
-    sets = ("cluster.device=cuda", "rollout.local.rows=8")
-    return predict(load_recipe(recipe_file, sets=sets, catalog=catalog), catalog, Card(name="here"))
+    return planned(recipe_file, "rollout.local.rows=8")
 
 
 @pytest.fixture
@@ -118,19 +126,33 @@ def test_a_forward_holds_what_the_plan_says(cuda: str, found: Prediction, model:
     assert added(sample) == pytest.approx(found.anatomy.inference.at(16).peak, rel=LIMIT)
 
 
-def test_decoding_holds_what_the_plan_says(cuda: str, found: Prediction, recipe_file: Path) -> None:
+@pytest.mark.parametrize(("dtype", "compiled"), [("fp32", False), ("bf16", False), ("bf16", True)])
+def test_decoding_holds_what_the_plan_says(
+    cuda: str, recipe_file: Path, dtype: str, compiled: bool
+) -> None:
+    found = planned(
+        recipe_file,
+        f"model.sd3.vae_dtype={dtype}",
+        f"model.sd3.compile_vae={str(compiled).lower()}",
+    )
     config = AutoencoderKL.load_config(recipe_file.parent / "pipeline", subfolder="vae")
     with torch.device(cuda):
         vae = AutoencoderKL.from_config(config).eval()
-    rows = found.anatomy.outline.decode_rows
-    shape = found.anatomy.outline.streams["visual"]
+    nn.Module.to(vae, DTYPES[dtype])
+    if compiled:
+        compile_blocks(vae.decoder, DECODER_BLOCKS, Compilations("vae"))
+    shape = (found.anatomy.outline.decode_rows, *found.anatomy.outline.streams["visual"])
+    latents = torch.zeros(shape, device=cuda, dtype=vae.dtype)
 
     def decode() -> None:
         with torch.no_grad():
-            images = vae.decode(torch.zeros(rows, *shape, device=cuda), return_dict=False)[0]
+            images = vae.decode(latents, return_dict=False)[0]
             (images.float() / 2 + 0.5).clamp(0, 1)
 
-    assert added(decode) == pytest.approx(found.anatomy.decoding.peak, rel=LIMIT)
+    peak, expected = added(decode), found.anatomy.decoding.peak
+    name = f"{dtype}{', compiled' * compiled}"
+    record("GiB of decoding 8 pictures", **{name: peak / 2**30, f"{name}: plan": expected / 2**30})
+    assert peak == pytest.approx(expected, rel=LIMIT)
 
 
 @pytest.fixture

@@ -65,6 +65,30 @@ def test_a_linear_layer_without_gradient() -> None:
     assert found.kept == found.backward_flops == 0
 
 
+@pytest.mark.parametrize(
+    ("order", "reordered", "images"),
+    [
+        (torch.contiguous_format, False, 2),  # the output, and what follows
+        (torch.contiguous_format, True, 3),  # beside the output a copy of it, and one of the input
+        (torch.channels_last, True, 2),  # nothing to reorder
+    ],
+)
+def test_a_convolution_holds_copies_with_the_channels_last(
+    order: torch.memory_format, reordered: bool, images: int
+) -> None:
+    layer = nn.Conv2d(8, 8, 3, padding=1, device="meta")
+    x = meta(2, 8, 16, 16).to(memory_format=order)
+    made: list[torch.Tensor] = []
+
+    def forward() -> None:
+        made.append(layer(x))
+        made.append(made[0] + 1)
+
+    found = inference_footprint(forward, torch.float32, reordered=reordered)
+    assert found.peak == images * x.nbytes
+    assert all(one.is_contiguous(memory_format=order) for one in made)
+
+
 def test_training_keeps_what_the_backward_needs() -> None:
     layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False, device="meta") for _ in range(3)])
     layers[0].requires_grad_(False)

@@ -18,6 +18,7 @@ from drl.plan.rates import (
     SAMPLE,
     SYNC,
     TRAINING,
+    Line,
     Observation,
     RateKey,
     find_rates,
@@ -27,10 +28,12 @@ from drl.plan.rates import (
     read_table,
     record_rates,
     release,
+    scaled,
     shipped_table,
 )
 
 KEY = RateKey(device="Card", torch="2.11.0", dtype="bf16", compiled=True)
+H200 = RateKey(device="NVIDIA H200", torch="2.11.0", dtype="bf16", compiled=True)
 
 
 @pytest.fixture(autouse=True)
@@ -141,16 +144,32 @@ def test_another_torch_stands_in_and_is_named() -> None:
     assert (exact.torch, exact.value(FORWARD, work=1)) == ("2.9.1", 9)
 
 
-def test_own_observations_of_a_kind_silence_the_shipped_ones() -> None:
-    key = RateKey(device="NVIDIA H200", torch="2.11.0", dtype="bf16", compiled=True)
-    shipped = find_rates(key)
+def test_own_observations_of_two_sizes_silence_the_shipped_ones() -> None:
+    shipped = find_rates(H200)
     assert shipped is not None
-    record_rates(key, [seen(FORWARD, 1e12, 1.0)])
-    mine = find_rates(key)
+    record_rates(H200, [seen(FORWARD, 1e12, 1.0), seen(FORWARD, 3e12, 3.0)])
+    mine = find_rates(H200)
     assert mine is not None
     assert mine.value(FORWARD, work=2e12) == pytest.approx(2.0)
     for kind in (TRAINING, f"{DECODE}fp32"):
         assert mine.value(kind, work=1e12) == shipped.value(kind, work=1e12)
+
+
+def test_own_observations_of_one_size_scale_the_shipped_line() -> None:
+    shipped = find_rates(H200)
+    assert shipped is not None
+    usual = [shipped.value(FORWARD, work=work) for work in (1e12, 8e12)]
+    assert usual[0] is not None
+    record_rates(H200, [seen(FORWARD, 1e12, 3 * usual[0])])
+    mine = find_rates(H200)
+    assert mine is not None
+    found = [mine.value(FORWARD, work=work) for work in (1e12, 8e12)]
+    assert found == pytest.approx([3 * one for one in usual if one])
+
+
+def test_an_observation_of_nothing_scales_nothing() -> None:
+    line = Line(fixed=1.0, slope=2.0)
+    assert scaled(line, []) == scaled(line, [seen(SAMPLE, 0.0, 1.0, calls=0.0)]) == line
 
 
 def test_what_ships_is_complete_and_of_known_kinds() -> None:

@@ -155,7 +155,10 @@ class Anatomy:
     def decoding(self) -> Footprint:
         """Return what decoding one batch takes; nothing where nothing is decoded."""
         decode = self.outline.decode
-        return Footprint(peak=0) if decode is None else inference_footprint(decode, torch.float32)
+        if decode is None:
+            return Footprint(peak=0)
+        reordered = not self.outline.decode_compiled
+        return inference_footprint(decode, torch.float32, reordered=reordered)
 
     @cached_property
     def _trained(self) -> dict[float, Rows]:

@@ -29,6 +29,7 @@ SHIPPED = "measured.json"
 FORMAT = 1
 
 FORWARD = "forward"
+APPLIED = "applied"
 TRAINING = "training"
 RECOMPUTED = "recomputed"
 DECODE = "decode_"
@@ -46,6 +47,7 @@ ROUNDING = 1e-9
 
 KINDS: Mapping[str, str] = {
     FORWARD: "seconds of forwards without gradient; work in FLOP, one call a forward",
+    APPLIED: "seconds of adapters that such forwards apply; work in their FLOP, one call a forward",
     TRAINING: "seconds of forward and backward; work in FLOP, one call a micro-batch",
     RECOMPUTED: "seconds of second forwards of checkpointed blocks; work in FLOP, one call a micro-batch",
     **{f"{DECODE}{how}": f"{DECODED}, in {how}" for how in DECODERS},
@@ -197,25 +199,48 @@ def _table(content: Mapping[str, Any]) -> Table:
 def find_rates(key: RateKey) -> Rates | None:
     """Return what is known of a card, the user's observations before the shipped; None when nothing is.
 
-    Rates of another torch version stand in for those of this one: ``Rates.torch`` says which.
+    The user's observations of one size alone tell no line: they scale the shipped one. Rates of another torch
+    version stand in for those of this one: ``Rates.torch`` says which.
     """
     own = read_table(rates_path()) if rates_path().exists() else Table()
-    chosen: dict[str, list[Observation]] = {}
-    version = None
-    for table in (own, shipped_table()):
-        found = _nearest(table, key)
-        if found is None:
-            continue
-        version = version or found.torch
-        kinds = set(chosen)
-        for one in table.rows[found]:
-            if one.kind not in kinds:
-                chosen.setdefault(one.kind, []).append(one)
-    if version is None:
+    shipped = shipped_table()
+    version, mine = _observed(own, key)
+    other, theirs = _observed(shipped, key)
+    if not mine and not theirs:
         return None
-    sources = dict.fromkeys(one.source for group in chosen.values() for one in group if one.source)
-    lines = {kind: fit(group) for kind, group in chosen.items()}
-    return Rates(key=key, torch=version, lines=lines, sources=tuple(sources))
+    lines = {kind: fit(group) for kind, group in theirs.items()}
+    for kind, group in mine.items():
+        lines[kind] = (
+            scaled(lines[kind], group) if kind in lines and one_size(group) else fit(group)
+        )
+    groups = (theirs | mine).values()
+    sources = dict.fromkeys(one.source for group in groups for one in group if one.source)
+    return Rates(key=key, torch=version or other, lines=lines, sources=tuple(sources))
+
+
+def _observed(table: Table, key: RateKey) -> tuple[str, dict[str, list[Observation]]]:
+    """Return a card's observations by kind, and their torch version."""
+    found = _nearest(table, key)
+    groups: dict[str, list[Observation]] = {}
+    for one in table.rows[found] if found else ():
+        groups.setdefault(one.kind, []).append(one)
+    return found.torch if found else "", groups
+
+
+def one_size(observations: Sequence[Observation]) -> bool:
+    """Return whether all have the same work by call."""
+    return len({_place(one)[1] for one in observations if one.value > 0}) < 2
+
+
+def scaled(line: Line, observations: Sequence[Observation]) -> Line:
+    """Return the line, faster or slower by the median ratio of observations to it."""
+    ratios = [
+        one.value / expected
+        for one in observations
+        if (expected := line(work=one.work, calls=one.calls)) > 0
+    ]
+    factor = median(ratios) if ratios else 1.0
+    return Line(line.fixed * factor, line.slope * factor)
 
 
 def known_devices() -> list[str]:
@@ -253,8 +278,7 @@ def fit(observations: Sequence[Observation]) -> Line:
     cw = sum(c * w for c, w in rows)
     c1, w1 = sum(c for c, _ in rows), sum(w for _, w in rows)
     determinant = cc * ww - cw * cw
-    sizes = {_place(one)[1] for one in observations if one.value > 0}
-    if len(sizes) < 2 or determinant <= ROUNDING * cc * ww:
+    if one_size(observations) or determinant <= ROUNDING * cc * ww:
         return _one_sided(rows)
     fixed, slope = (c1 * ww - w1 * cw) / determinant, (w1 * cc - c1 * cw) / determinant
     if fixed >= 0 and slope >= 0:

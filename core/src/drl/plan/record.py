@@ -27,7 +27,7 @@ from drl.plan.rates import (
     record_rates,
 )
 from drl.plan.rates import SYNC as PUSH
-from drl.plan.seconds import forward_only_seconds
+from drl.plan.seconds import forward_only_seconds, sampling_seconds
 
 if TYPE_CHECKING:
     from drl.plan.predict import Prediction
@@ -88,7 +88,7 @@ def of_the_rollout(prediction: Prediction, measured: Measured) -> Iterator[Obser
     work, rates = prediction.work, prediction.rates.engine
     known = None
     if rates is not None:
-        known = rates.value(FORWARD, work=work.sampling, calls=work.sampling_calls)
+        known = sampling_seconds(work, rates)
     if rates is None or known is None:
         yield Observation(
             kind=FORWARD,
@@ -99,13 +99,10 @@ def of_the_rollout(prediction: Prediction, measured: Measured) -> Iterator[Obser
         return
     decode = DECODE + prediction.scenario.decoded_as
     decoding = rates.value(decode, work=work.megapixels, calls=work.decodes) or 0.0
-    samples = prediction.scenario.samples
-    yield Observation(
-        kind=SAMPLE,
-        work=1.0,
-        value=max(0.0, seconds - known - decoding) / samples,
-        source=measured.source,
-    )
+    rest = seconds - known - decoding
+    if rest > 0:
+        samples = prediction.scenario.samples
+        yield Observation(kind=SAMPLE, work=samples, value=rest, source=measured.source)
 
 
 def of_the_training(prediction: Prediction, measured: Measured) -> Iterator[Observation]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drl.plan.memory import ROLLOUT, SYNC, TRAIN
-from drl.plan.rates import DECODE, DRIVER, FORWARD, RECOMPUTED, SAMPLE, TRAINING, Rates
+from drl.plan.rates import APPLIED, DECODE, DRIVER, FORWARD, RECOMPUTED, SAMPLE, TRAINING, Rates
 from drl.plan.rates import SYNC as SYNC_KIND
 
 if TYPE_CHECKING:
@@ -37,12 +37,22 @@ def rollout_seconds(work: Work, scenario: Scenario, rates: Rates | None) -> floa
     """Return the forwards; decoding and the rest of a sample where they were measured."""
     if rates is None:
         return None
-    forwards = rates.value(FORWARD, work=work.sampling, calls=work.sampling_calls)
+    forwards = sampling_seconds(work, rates)
     if forwards is None:
         return None
     decoding = rates.value(DECODE + scenario.decoded_as, work=work.megapixels, calls=work.decodes)
     beside = rates.value(SAMPLE, work=scenario.samples)
     return forwards + (decoding or 0.0) + (beside or 0.0)
+
+
+def sampling_seconds(work: Work, rates: Rates) -> float | None:
+    """Return the engine's forwards; adapters that were never measured go at the rate of the rest."""
+    beside = None
+    if work.applied:
+        beside = rates.value(APPLIED, work=work.applied, calls=work.sampling_calls)
+    flops = work.sampling if beside is None else work.sampling - work.applied
+    forwards = rates.value(FORWARD, work=flops, calls=work.sampling_calls)
+    return None if forwards is None else forwards + (beside or 0.0)
 
 
 def training_seconds(work: Work, rates: Rates | None) -> float | None:

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 class Work:
     """FLOP of one iteration on one device (2 per multiply-add), and the calls that they come in.
 
-    ``sampling``: the engine's forwards, filler rows included. ``training``: forward and backward as far as
-    something is trained by them. ``recomputed``: second forwards of checkpointed blocks, which are time but no
-    use. ``scored``: forwards without gradient in training (old policy, reference, old log-probs).
-    ``megapixels``: decoded, filler included. ``pushed``: bytes of a push.
+    ``sampling``: the engine's forwards, filler rows included, ``applied`` of it by adapters. ``training``:
+    forward and backward as far as something is trained by them. ``recomputed``: second forwards of checkpointed
+    blocks, which are time but no use. ``scored``: forwards without gradient in training (old policy, reference,
+    old log-probs). ``megapixels``: decoded, filler included. ``pushed``: bytes of a push.
     """
 
     sampling: float
+    applied: float
     sampling_calls: int
     megapixels: float
     decodes: int
@@ -46,8 +47,10 @@ class Work:
 def work_of(anatomy: Anatomy, scenario: Scenario) -> Work:
     """Return the work of one iteration on one device."""
     trained = anatomy.training(0.0).at(1)
-    applied = scenario.adapters and scenario.applied
-    forward = trained.forward_flops if applied else anatomy.inference.at(1).forward_flops
+    forward = anatomy.inference.at(1).forward_flops
+    beside = 0.0
+    if scenario.adapters and scenario.applied:
+        beside = trained.forward_flops - forward
     batches = -(-scenario.samples // scenario.engine_rows) if scenario.rollout else 0
     decodes = batches * -(-scenario.engine_rows // scenario.decode_rows)
     micro_batches = scenario.optimizer_steps * scenario.micro_batches
@@ -62,8 +65,10 @@ def work_of(anatomy: Anatomy, scenario: Scenario) -> Work:
         later = (scenario.optimizer_steps - 1) / scenario.optimizer_steps
     passes = scenario.extra_passes + later
     held = anatomy.bytes
+    sampled = batches * scenario.engine_rows * scenario.num_steps * scenario.branches
     return Work(
-        sampling=batches * scenario.engine_rows * scenario.num_steps * scenario.branches * forward,
+        sampling=sampled * (forward + beside),
+        applied=sampled * beside,
         sampling_calls=batches
         * scenario.num_steps
         * (1 if scenario.batched else scenario.branches),

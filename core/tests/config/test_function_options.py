@@ -294,6 +294,17 @@ def test_functions_of_rollouts_have_no_use_without_rollouts(
     assert set(OF_ROLLOUTS) <= {path for path, said in found.items() if reason in said}
 
 
+def test_options_of_an_engine_have_no_use_without_one(
+    warnings: Callable[..., dict[str, str]],
+) -> None:
+    given = {"rollout.local.rows": 4, "rollout.local.compile": False}  # the second as it is anyway
+    supervised = {"train.train_only": True, "algorithm.loss": "sft_loss", "data.source": "glyphs"}
+    found = warnings({**supervised, **given})
+    assert found["rollout.local.rows"] == "is not used: train.train_only runs without an engine"
+    assert "rollout.local.compile" not in found
+    assert "rollout.local.rows" not in warnings(given)
+
+
 OFFER = """
 from drl.api import Component, hookimpl
 DRL_API = (1, 0)

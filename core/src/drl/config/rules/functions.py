@@ -8,6 +8,7 @@ from drl.config.automatic import fact, needs
 from drl.config.draft import Draft
 from drl.config.steps import trainable_steps
 from drl.errors import Problem
+from drl.kinds import BY_NAME
 
 BACKEND = "sde.backend"
 
@@ -23,6 +24,8 @@ OF_ROLLOUTS = (
     "reward.custom_post_process",
 )
 """Slots that nothing calls in a run without rollouts."""
+OPTIONS_OF_ROLLOUTS = frozenset({"engine", "sde_backend", "updater"})
+"""Kinds of components that such a run does not make; rewards are told of already, by their names."""
 
 
 def trainer_backend(draft: Draft) -> Iterator[Problem]:
@@ -70,4 +73,27 @@ def functions_of_rollouts(draft: Draft) -> Iterator[Problem]:
             yield Problem(option, "is not used: train.train_only runs without rollouts", "warning")
 
 
-FUNCTION_RULES = (trainer_backend, variance_of_the_last_step, functions_of_rollouts)
+def tables_of_rollouts(draft: Draft) -> Iterator[Problem]:
+    """A supervised run has no engine, no SDE backend, no updater and no reward that could take options.
+
+    Only what differs from its default is told: a run's own recipe names every option.
+    """
+    if not draft.get("train.train_only"):
+        return
+    for (kind, table), options in draft.options.items():
+        if kind not in OPTIONS_OF_ROLLOUTS or options is None:
+            continue
+        for key, field in type(options).model_fields.items():
+            path = f"{BY_NAME[kind].section}.{table}.{key}"
+            if draft.given(path) and vars(options)[key] != field.default:
+                yield Problem(
+                    path, "is not used: train.train_only runs without an engine", "warning"
+                )
+
+
+FUNCTION_RULES = (
+    trainer_backend,
+    variance_of_the_last_step,
+    functions_of_rollouts,
+    tables_of_rollouts,
+)

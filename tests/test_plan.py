@@ -126,6 +126,10 @@ def test_recomputing_more_blocks_keeps_less(catalog: Catalog, tiny: Path) -> Non
             ("model.sd3.text_encoders=released",),
             {"released": frozenset({"text_encoder", "text_encoder_2", "text_encoder_3"})},
         ),
+        (
+            ("rollout.over_sampling_batch_size=3",),
+            {"samples": 12, "prompts": 3, "pairs_per_step": 16},
+        ),
         (("optimizer.name=sgd",), {"optimizer_states": 1}),
         (("optimizer.name=sgd", "optimizer.momentum=0"), {"optimizer_states": 0}),
         (("ema.enabled=true", "ema.rollout_policy=ema"), {"copies": 1}),

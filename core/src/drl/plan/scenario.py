@@ -78,8 +78,10 @@ def scenario_of(
     sampling = training_sampling(recipe)
     branches = 2 if sampling.guided else 1
     ranks: int = plan.ranks
+    # a rollout makes all groups that it draws, also those that it leaves out
+    drawn = max(plan.prompts, recipe.rollout.over_sampling_batch_size or 0)
     return Scenario(
-        samples=plan.samples,
+        samples=drawn * plan.samples_per_prompt,
         num_steps=sampling.num_steps,
         branches=branches,
         batched=recipe.sampling.batched_guidance,
@@ -100,7 +102,7 @@ def scenario_of(
         decode_rows=outline.decode_rows,
         decoded_as=outline.decode_dtype + ("_compiled" if outline.decode_compiled else ""),
         released=frozenset(part.name for part in outline.parts if not part.resident),
-        prompts=plan.prompts,
+        prompts=drawn,
         forward_size=4 if recipe.train.forward_dtype == "fp32" else 2,
     )
 

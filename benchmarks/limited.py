@@ -43,7 +43,8 @@ def end(mark: str) -> None:
     for pid in stopped:
         send(pid, signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE
-    while left := marked(mark):
+    # a process loses its environment a moment before it has ended
+    while left := marked(mark) | {pid for pid in stopped if not ended(pid)}:
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {sorted(left)} do not end")
         time.sleep(0.05)
@@ -57,6 +58,15 @@ def marked(mark: str) -> set[int]:
             if mark.encode() in file.read_bytes().split(b"\0"):
                 found.add(int(file.parent.name))
     return found
+
+
+def ended(pid: int) -> bool:
+    """Return whether a process has ended; who has not been waited for yet has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX"
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -3,6 +3,7 @@
 ``python benchmarks/rollout.py`` makes one group of pictures with guidance by each of them, in turns, and
 prints pictures a second and the ratio to the transformer's own time. The product's rollout is that of a run:
 requests, prompts, noise, trajectory, log-probs, pictures on the CPU; no reward beyond the size of a JPEG.
+``--rows 1 --graphs`` shows what CUDA graphs gain where a forward is small.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch
 from common import (
     SCALES,
     Row,
+    Scale,
     arguments,
     free,
     in_rounds,
@@ -73,6 +76,7 @@ microgroup_size = {rows}
 [rollout.local]
 rows = {rows}
 compile = {compile}
+cuda_graphs = {graphs}
 weights = "shared"
 
 [reward]
@@ -93,8 +97,15 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--steps", type=int, default=10, help="denoising steps")
     parser.add_argument("--groups", type=int, default=1, help="prompts of the product's rollout")
+    parser.add_argument("--rows", type=int, help="pictures of a batch (8; 2 for size small)")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
+    parser.add_argument(
+        "--graphs", action="store_true", help="the product's rollout with CUDA graphs too"
+    )
     options = parser.parse_args()
+    options.scale = SCALES[options.size]
+    if options.rows is not None:
+        options.scale = replace(options.scale, batch=options.rows)
     options.dtype = "bf16" if options.device.startswith("cuda") else "fp32"
     with tempfile.TemporaryDirectory() as folder:
         report("rollout", options, [*measure(options, Path(folder))])
@@ -105,13 +116,16 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
     size = MEDIUM if options.size == "medium" else SMALL
     write_pipeline(folder / "pipeline", size, device=options.device, seed=0)
     free()
-    scale = SCALES[options.size]
-    with opened(options, folder) as ours:
+    scale: Scale = options.scale
+    with ExitStack() as stack:
         ways: dict[str, tuple[int, Callable[[], object]]] = {
             "transformer alone": (scale.batch, alone(options)),
-            "product": (scale.batch * options.groups, ours),
+            "product": (scale.batch * options.groups, stack.enter_context(opened(options, folder))),
             "diffusers, eager": (scale.batch, plain(options, folder, compiled=False)),
         }
+        if options.graphs:
+            graphed = stack.enter_context(opened(options, folder, graphs=True))
+            ways["product, CUDA graphs"] = (scale.batch * options.groups, graphed)
         if not options.eager:
             works = plain(options, folder, compiled=True)
             ways["diffusers, compiled blocks"] = (scale.batch, works)
@@ -138,7 +152,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
 
 def alone(options: argparse.Namespace) -> Callable[[], object]:
     """Return all forwards of a batch with guidance: the rows twice, once for each prediction."""
-    scale = SCALES[options.size]
+    scale: Scale = options.scale
     model = transformer(scale, options.device, torch.bfloat16).requires_grad_(False)
     if not options.eager:
         compile_blocks(model)
@@ -171,7 +185,7 @@ def plain(options: argparse.Namespace, folder: Path, *, compiled: bool) -> Calla
     pipeline.set_progress_bar_config(disable=True)
     if compiled:
         compile_blocks(pipeline.transformer)
-    scale = SCALES[options.size]
+    scale: Scale = options.scale
 
     def work() -> None:
         images = pipeline(
@@ -190,9 +204,11 @@ def plain(options: argparse.Namespace, folder: Path, *, compiled: bool) -> Calla
 
 
 @contextmanager
-def opened(options: argparse.Namespace, folder: Path) -> Iterator[Callable[[], object]]:
+def opened(
+    options: argparse.Namespace, folder: Path, *, graphs: bool = False
+) -> Iterator[Callable[[], object]]:
     """Open a run; yield a call that makes its rollout."""
-    scale = SCALES[options.size]
+    scale: Scale = options.scale
     rows = [{"input": f"{PROMPT} {number}", "metadata": {}} for number in range(options.groups)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = folder / "rollout.toml"
@@ -208,9 +224,10 @@ def opened(options: argparse.Namespace, folder: Path) -> Iterator[Callable[[], o
             groups=options.groups,
             rows=scale.batch,
             compile=str(not options.eager).lower(),
+            graphs=str(graphs).lower(),
         )
     )
-    with open_run(recipe, folder / "run") as run:
+    with open_run(recipe, folder / f"run{'-graphs' * graphs}") as run:
         yield lambda: collect(run, 0)
 
 

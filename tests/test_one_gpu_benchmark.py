@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import one_gpu  # noqa: E402
-from limited import run_limited  # noqa: E402
+from limited import ended, run_limited  # noqa: E402
 
 FEW = (
     "rollout.n_samples_per_prompt=2",
@@ -61,15 +62,6 @@ def script(folder: Path, text: str) -> list[str]:
     return [sys.executable, str(file), str(folder / "child")]
 
 
-def ended(pid: int) -> bool:
-    """Say whether a process has ended; who has not been waited for yet has."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
-
-
 def test_a_command_that_ends_in_time_gives_its_exit_code() -> None:
     assert run_limited([sys.executable, "-c", "raise SystemExit(3)"], None) == 3
     assert run_limited([sys.executable, "-c", ""], 60.0) == 0
@@ -81,6 +73,19 @@ def test_one_that_takes_longer_is_ended_with_all_that_it_started(tmp_path: Path)
     assert run_limited(words, 2.0) is None
     assert time.monotonic() - began < 20
     assert ended(int((tmp_path / "child").read_text()))
+
+
+def test_a_process_that_runs_has_not_ended_and_one_that_is_not_waited_for_has() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert not ended(process.pid)
+    process.kill()
+    deadline = time.monotonic() + 20
+    while not ended(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert process.returncode is None  # a zombie still
+    process.communicate()
+    assert ended(process.pid)
 
 
 def test_what_a_failed_command_leaves_behind_ends_too(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@
 #   ARGUMENTS  more arguments for every benchmark: "--repeats 5"; NAME_ARGUMENTS for one:
 #              ONE_GPU_ARGUMENTS="--cases 24gb", ONE_GPU_ARGUMENTS="--cases align --limit 120"
 #   TOTAL_S    most seconds for all (530); a part that comes when they are spent is stopped
-#   NAME_S     most seconds for one: ROLLOUT_S (120), TRAINING_LOOP_S (350), SYNC_S (90), ONE_GPU_S (520),
+#   NAME_S     most seconds for one: ROLLOUT_S (200), TRAINING_LOOP_S (350), SYNC_S (90), ONE_GPU_S (520),
 #              FSDP_STEP_S (170), LORA_FORWARD_S (130), ADAPTER_LOAD_S (40), CHECKPOINT_SAVE_S (320)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +20,7 @@ source tools/gpu_install.sh "${1:-.gpu}"
 export TORCHINDUCTOR_CACHE_DIR=$work/compiled DRL_RATES=$out/rates.json
 log=$out/gpu_bench.log
 : >"$log"
-: "${ROLLOUT_S:=120}" "${TRAINING_LOOP_S:=350}" "${SYNC_S:=90}" "${ONE_GPU_S:=520}"
+: "${ROLLOUT_S:=200}" "${TRAINING_LOOP_S:=350}" "${SYNC_S:=90}" "${ONE_GPU_S:=520}"
 : "${FSDP_STEP_S:=170}" "${LORA_FORWARD_S:=130}" "${ADAPTER_LOAD_S:=40}" "${CHECKPOINT_SAVE_S:=320}"
 : "${TOTAL_S:=530}"
 

@@ -171,7 +171,8 @@ def clipped_by_rounding(report: ParityReport, loss: Loss) -> str | None:
     steps = ", ".join(f"{step}: {mean:.1e}" for step, mean in sorted(wide.items()))
     return (
         f"warning: rounding alone moves ratios further from 1 than the loss clips them at ({width:.0e}); mean by "
-        f"step: {steps}. What these steps teach is cut at random. recompute_old_log_prob of the loss takes the engine out of it, "
+        f"step: {steps}. What these steps teach is cut at random. recompute_old_log_prob of the "
+        "loss takes the engine out of it, "
         'rollout.local.adapters = "applied" lessens it for adapters, or leave these steps out'
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drl.config.automatic import fact, needs
+from drl.config.describe import given_default
 from drl.config.draft import Draft
 from drl.config.steps import trainable_steps
 from drl.errors import Problem
@@ -25,7 +26,7 @@ OF_ROLLOUTS = (
 )
 """Slots that nothing calls in a run without rollouts."""
 OPTIONS_OF_ROLLOUTS = frozenset({"engine", "sde_backend", "updater"})
-"""Kinds of components that such a run does not make; rewards are told of already, by their names."""
+"""Kinds of components that such a run does not make; a reward may still be asked for by a row."""
 
 
 def trainer_backend(draft: Draft) -> Iterator[Problem]:
@@ -74,7 +75,7 @@ def functions_of_rollouts(draft: Draft) -> Iterator[Problem]:
 
 
 def tables_of_rollouts(draft: Draft) -> Iterator[Problem]:
-    """A supervised run has no engine, no SDE backend, no updater and no reward that could take options.
+    """A supervised run has no engine, no SDE backend and no updater that could take options.
 
     Only what differs from its default is told: a run's own recipe names every option.
     """
@@ -85,7 +86,7 @@ def tables_of_rollouts(draft: Draft) -> Iterator[Problem]:
             continue
         for key, field in type(options).model_fields.items():
             path = f"{BY_NAME[kind].section}.{table}.{key}"
-            if draft.given(path) and vars(options)[key] != field.default:
+            if draft.given(path) and vars(options)[key] != given_default(field):
                 yield Problem(
                     path, "is not used: train.train_only runs without an engine", "warning"
                 )

@@ -26,7 +26,7 @@ OF_ROLLOUTS = (
 )
 """Slots that nothing calls in a run without rollouts."""
 OPTIONS_OF_ROLLOUTS = frozenset({"engine", "sde_backend", "updater"})
-"""Kinds of components that such a run does not make; a reward may still be asked for by a row."""
+"""Kinds of components that such a run does not make; a table of a reward is told of where no term names it."""
 
 
 def trainer_backend(draft: Draft) -> Iterator[Problem]:

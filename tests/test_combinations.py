@@ -30,6 +30,8 @@ batch_size = 2
 n_samples_per_prompt = 4
 [data]
 prompt_data = "prompts.jsonl"
+"""
+REWARD = """
 [reward]
 type = "jpeg"
 """
@@ -68,10 +70,10 @@ awm          sde     n      .      F      F      .      n
 awm          cps     n      .      F      F      .      n
 awm          dance   n      .      F      F      .      n
 awm          ode     .      n      F      F      N      .
-sft_loss     sde     .      .      .      .      .      .
-sft_loss     ode     .      .      .      .      .      .
-dpo          sde     .      .      .      .      .      .
-dpo          ode     .      .      .      .      .      .
+sft_loss     sde     .      u      uu     uu     u      u
+sft_loss     ode     u      uu     uuu    uuu    uu     uu
+dpo          sde     .      u      uu     uu     u      u
+dpo          ode     u      uu     uuu    uuu    uu     uu
 """
 """Small letters are warnings, capitals errors; a dot is silence."""
 SAID = {
@@ -83,6 +85,7 @@ SAID = {
     "w": "the first 10 steps are stochastic in every sample",
     "n": "which is not used",
     "k": "keeps every latent",
+    "u": "runs without rollouts",
 }
 
 Found = tuple[list[str], list[str]]
@@ -111,7 +114,7 @@ def loaded(folder: Path, catalog: Catalog, loss: str, changes: dict[str, Any]) -
     """Return the resolved recipe; RecipeError with its problems."""
     (folder / "prompts.jsonl").write_text('{"input": "a sign"}\n')
     file = folder / "recipe.toml"
-    file.write_text(TEXT)
+    file.write_text(TEXT if loss in RECORDED else TEXT + REWARD)
     values = {"algorithm.loss": loss} | changes
     if loss in RECORDED:
         values |= {"train.train_only": True, "data.source": RECORDED[loss]}

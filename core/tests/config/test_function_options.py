@@ -305,6 +305,25 @@ def test_options_of_an_engine_have_no_use_without_one(
     assert "rollout.local.rows" not in warnings(given)
 
 
+def test_noise_and_rewards_have_no_use_without_rollouts(
+    warnings: Callable[..., dict[str, str]],
+) -> None:
+    given = {
+        "sde.noise_level": 0.5,
+        "sde.num_steps": 0,  # as it is anyway
+        "sde.step_strategy": None,
+        "reward.type": "jpeg",
+        "rollout.max_draws": 7,
+        "trust.parity": False,
+    }
+    supervised = {"train.train_only": True, "algorithm.loss": "sft_loss", "data.source": "glyphs"}
+    found = warnings({**supervised, **given})
+    reason = "is not used: train.train_only runs without rollouts"
+    told = {path for path in given if found.get(path) == reason}
+    assert told == {"sde.noise_level", "reward.type", "rollout.max_draws", "trust.parity"}
+    assert "rollout.max_draws" not in warnings({"rollout.max_draws": 7})
+
+
 OFFER = """
 from drl.api import Component, hookimpl
 DRL_API = (1, 0)

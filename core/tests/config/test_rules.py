@@ -19,7 +19,13 @@ from drl.plugins import GROUP
 Problems = Callable[..., dict[str, str]]
 Warnings = Callable[..., dict[str, str]]
 Load = Callable[..., Any]
-SUPERVISED = {"algorithm.loss": "sft_loss", "train.train_only": True, "reward.type": None}
+SUPERVISED = {
+    "algorithm.loss": "sft_loss",
+    "train.train_only": True,
+    "reward.type": None,
+    "sde.num_steps": 0,
+    "sde.step_strategy": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -232,7 +238,6 @@ def test_what_does_not_go_together_is_refused(
         {"train.num_rollout": 0, "eval.datasets": [{"name": "a", "path": "heldout.jsonl"}]},
         {"eval.interval": 0},
         SUPERVISED,
-        {**SUPERVISED, "sde.type": "ode"},
         {"optimizer.lr_warmup_iters": 7},
         {"optimizer.lr_decay_style": "inverse-square-root"},
         {"sampling.guidance_scale": 1.0},
@@ -271,6 +276,7 @@ def test_what_goes_together_gives_no_word(warnings: Warnings, changes: dict[str,
             "eval.datasets",
             "runs without an engine",
         ),
+        ({**SUPERVISED, "sde.type": "ode"}, "sde.type", "runs without rollouts"),
     ],
 )
 def test_what_is_odd_is_a_warning(

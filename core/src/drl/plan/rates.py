@@ -100,7 +100,6 @@ class Rates:
     key: RateKey
     torch: str
     lines: Mapping[str, Line]
-    sources: tuple[str, ...] = ()
 
     def value(self, kind: str, *, work: float, calls: float = 1.0) -> float | None:
         """Return the value of so many calls with so much work; None where the kind was never observed."""
@@ -213,9 +212,7 @@ def find_rates(key: RateKey) -> Rates | None:
         lines[kind] = (
             scaled(lines[kind], group) if kind in lines and one_size(group) else fit(group)
         )
-    groups = (theirs | mine).values()
-    sources = dict.fromkeys(one.source for group in groups for one in group if one.source)
-    return Rates(key=key, torch=version or other, lines=lines, sources=tuple(sources))
+    return Rates(key=key, torch=version or other, lines=lines)
 
 
 def _observed(table: Table, key: RateKey) -> tuple[str, dict[str, list[Observation]]]:

@@ -173,7 +173,7 @@ def clipped_by_rounding(report: ParityReport, loss: Loss) -> str | None:
         f"warning: rounding alone moves ratios further from 1 than the loss clips them at ({width:.0e}); mean by "
         f"step: {steps}. What these steps teach is cut at random. recompute_old_log_prob of the "
         "loss takes the engine out of it, "
-        'rollout.local.adapters = "applied" lessens it for adapters, or leave these steps out'
+        'rollout.local.adapters = "applied" lessens it where they are merged, or leave these steps out'
     )
 
 

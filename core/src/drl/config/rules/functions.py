@@ -25,6 +25,17 @@ OF_ROLLOUTS = (
     "reward.custom_post_process",
 )
 """Slots that nothing calls in a run without rollouts."""
+SECTIONS_OF_ROLLOUTS = ("sde", "reward", "sync")
+"""Sections that such a run has no part for."""
+SINGLE_OPTIONS_OF_ROLLOUTS = (
+    "rollout.over_sampling_batch_size",
+    "rollout.max_draws",
+    "rollout.server_concurrency",
+    "rollout.shared_start",
+    "trust.parity",
+    "trust.settings",
+)
+"""Options that such a run has no part for, of sections that it reads."""
 OPTIONS_OF_ROLLOUTS = frozenset({"engine", "sde_backend", "updater"})
 """Kinds of components that such a run does not make; a table of a reward is told of where no term names it."""
 
@@ -74,6 +85,20 @@ def functions_of_rollouts(draft: Draft) -> Iterator[Problem]:
             yield Problem(option, "is not used: train.train_only runs without rollouts", "warning")
 
 
+def options_of_rollouts(draft: Draft) -> Iterator[Problem]:
+    """A supervised run samples no noise, scores nothing and sends no weights."""
+    if not draft.get("train.train_only") or needs(draft, "transition"):
+        return
+    sections = [
+        f"{name}.{key}"
+        for name in SECTIONS_OF_ROLLOUTS
+        for key in type(draft.sections[name]).model_fields
+    ]
+    for option in [*sections, *SINGLE_OPTIONS_OF_ROLLOUTS]:
+        if option not in OF_ROLLOUTS and draft.changed(option):
+            yield Problem(option, "is not used: train.train_only runs without rollouts", "warning")
+
+
 def tables_of_rollouts(draft: Draft) -> Iterator[Problem]:
     """A supervised run has no engine, no SDE backend and no updater that could take options.
 
@@ -96,5 +121,6 @@ FUNCTION_RULES = (
     trainer_backend,
     variance_of_the_last_step,
     functions_of_rollouts,
+    options_of_rollouts,
     tables_of_rollouts,
 )

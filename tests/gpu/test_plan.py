@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -157,13 +158,27 @@ def test_decoding_holds_what_the_plan_says(
 
 @pytest.fixture
 def full(cuda: str) -> Iterator[None]:
-    """A process that may take no more of the card than it has."""
+    """A process that may take no more of the card than it has, and that uses all of what it has.
+
+    What other tests of this process left to the allocator would be room for a small run.
+    """
     torch.zeros(1, device=cuda)
+    torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(torch.device(cuda)).total_memory
-    share = (torch.cuda.memory_reserved() + 2**21) / total
-    torch.cuda.set_per_process_memory_fraction(share)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**21) / total)
+    taken = [filled(size, cuda) for size in (2**22, 2**20)]
     yield
+    taken.clear()
     torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def filled(size: int, device: str) -> list[torch.Tensor]:
+    """Return blocks of so many bytes, as many as there is room for."""
+    blocks: list[torch.Tensor] = []
+    with suppress(torch.OutOfMemoryError):
+        while True:
+            blocks.append(torch.empty(size, dtype=torch.uint8, device=device))
+    return blocks
 
 
 @pytest.mark.usefixtures("full")

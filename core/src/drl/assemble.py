@@ -137,11 +137,17 @@ def build_engines(make: Maker, recipe: Any, background: Background) -> InlineEng
     """Return the pool of the one embedded engine, not started."""
     name = recipe.rollout.engine
     engine: Engine = make("engine", name, "rollout", Role.ROLLOUT)
-    if recipe.debug.engine_debug and not engine.capabilities().debug_tensors:
+    able = engine.capabilities()
+    if able.sde_types and recipe.sde.type not in able.sde_types:
+        raise BadInput(
+            f"sde.type: engine '{name}' cannot sample with '{recipe.sde.type}'; it has "
+            f"{', '.join(sorted(able.sde_types))}"
+        )
+    if recipe.debug.engine_debug and not able.debug_tensors:
         raise BadInput(
             f"debug.engine_debug: engine '{name}' does not return its tensors; set it to false"
         )
-    if offloads_rollout(recipe) and not engine.capabilities().sleeps:
+    if offloads_rollout(recipe) and not able.sleeps:
         raise BadInput(
             f"cluster.offload_rollout: engine '{name}' cannot give its memory back; set it to false"
         )

@@ -287,6 +287,16 @@ def test_what_is_odd_is_a_warning(
     assert said in found[path]
 
 
+def test_one_sampler_is_not_evaluated_twice(warnings: Warnings) -> None:
+    path = "eval.rollout_sampler"
+    steps = {"sde.step_strategy": None, "sde.num_steps": 0}
+    plain = {"algorithm.loss": "nft", "sde.type": "ode", path: True, **steps}
+    assert "scores every held-out sample twice" in warnings(plain)[path]
+    assert path not in warnings({**plain, path: False})
+    assert path not in warnings({**plain, "eval.num_steps": 3})
+    assert path not in warnings({path: True})
+
+
 def test_a_wrong_value_draws_no_conclusions(problems: Problems) -> None:
     changes = {"sde.num_steps": "two", "sde.step_strategy": None, "train.num_rollout": -1}
     assert set(problems(changes)) == {"sde.num_steps", "train.num_rollout"}

@@ -31,7 +31,8 @@ class EngineCapabilities:
 
     ``model_layout``: whose parameter names it takes. ``transactional``: a failed update leaves the
     old version. ``echoes``: request fields that come back with a sample; the others are checked from
-    shapes and sigmas, or listed as unproven. ``path_seeds``: takes a second seed for step noise.
+    shapes and sigmas, or listed as unproven. ``sde_types``: values of ``sde.type`` that it samples with; empty
+    before its start when it takes whatever it is launched with. ``path_seeds``: takes a second seed for step noise.
     ``debug_tensors``: fills ``Trajectory.debug`` where a request asks for it. ``shares_weights``: computes
     with the trainer's own frozen tensors (``Launch.shared``). ``sleeps``: gives memory back on ``release``.
     """

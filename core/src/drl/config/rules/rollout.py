@@ -122,6 +122,20 @@ def evaluation_function(draft: Draft) -> Iterator[Problem]:
         )
 
 
+def sampler_of_evaluations(draft: Draft) -> Iterator[Problem]:
+    """The rollout's own sampler is worth an evaluation of its own where it is another one."""
+    path = "eval.rollout_sampler"
+    if not draft.get(path) or draft.get("sde.type") != "ode":
+        return
+    if draft.get("eval.num_steps") in {None, draft.get("sampling.num_steps")}:
+        yield Problem(
+            path,
+            "scores every held-out sample twice: sde.type is 'ode', which is the evaluation's own sampler; "
+            "set it to false",
+            "warning",
+        )
+
+
 def videos_only(draft: Draft) -> Iterator[Problem]:
     """Frames per second belong to a video."""
     if draft.get("sampling.fps") is None:
@@ -164,6 +178,7 @@ ROLLOUT_RULES = (
     custom_reward,
     evaluation_rewards,
     evaluation_function,
+    sampler_of_evaluations,
     videos_only,
     second_guidance,
 )

@@ -67,8 +67,8 @@ class LocalEngine(Engine):
         self.compilations: Compilations | None = None
 
     def capabilities(self) -> EngineCapabilities:
-        """Return what it can do; the SDE types are those that it was launched with."""
-        kinds = self.launch.sde_backends if self.launch is not None else ("sde", "cps", "ode")
+        """Return what it can do; the SDE types are those that it was launched with, none before."""
+        kinds = self.launch.sde_backends if self.launch is not None else ()
         return EngineCapabilities(
             transports=frozenset({"local"}),
             payloads=frozenset({"lora_merge"}) if self.store and self._shares() else PAYLOADS,

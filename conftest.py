@@ -1,8 +1,19 @@
 """Fixtures of ``drl.testing`` for the plain test functions of every member."""
 
 import gc
+from collections.abc import Iterator
+
+import pytest
 
 pytest_plugins = ["drl.testing"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rates_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests and what they start measure into a file of their own, never into the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRL_RATES", str(tmp_path_factory.mktemp("rates") / "rates.json"))
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -330,6 +330,27 @@ def test_what_has_no_effect_is_said(
     assert re.search(said, warning), warning
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"sde.backend": "sde"},
+        {"reward.type": "jpeg"},
+        {"reward.group": True},
+        {"sync.verify": "off"},
+        {"trust.parity": False},
+        {"rollout.over_sampling_batch_size": 9},
+        {"rollout.buffer_filter": "pop_first"},
+    ],
+)
+def test_a_supervised_run_names_once_what_it_does_not_use(
+    check: Any, option: dict[str, Any]
+) -> None:
+    (path,) = option
+    for loss in RECORDED:
+        said = f"{path}: is not used: train.train_only runs without rollouts"
+        assert check(loss, option) == ([], [f"{said}   (--set)"])
+
+
 def test_a_run_that_starts_from_an_adapter_starts_away_from_the_base(
     check: Any, tmp_path: Path
 ) -> None:

@@ -13,6 +13,8 @@ from drl.kinds import BY_NAME
 
 BACKEND = "sde.backend"
 
+SECTIONS_OF_ROLLOUTS = ("sde", "reward", "sync")
+"""Sections that a run without rollouts has no part for."""
 OF_ROLLOUTS = (
     "rollout.function",
     "rollout.custom_generate",
@@ -21,13 +23,6 @@ OF_ROLLOUTS = (
     "rollout.buffer_filter",
     "rollout.custom_log",
     "rollout.custom_eval_log",
-    "reward.custom",
-    "reward.custom_post_process",
-)
-"""Slots that nothing calls in a run without rollouts."""
-SECTIONS_OF_ROLLOUTS = ("sde", "reward", "sync")
-"""Sections that such a run has no part for."""
-SINGLE_OPTIONS_OF_ROLLOUTS = (
     "rollout.over_sampling_batch_size",
     "rollout.max_draws",
     "rollout.server_concurrency",
@@ -35,9 +30,9 @@ SINGLE_OPTIONS_OF_ROLLOUTS = (
     "trust.parity",
     "trust.settings",
 )
-"""Options that such a run has no part for, of sections that it reads."""
-OPTIONS_OF_ROLLOUTS = frozenset({"engine", "sde_backend", "updater"})
-"""Kinds of components that such a run does not make; a table of a reward is told of where no term names it."""
+"""Its other options without a part, of sections that it reads."""
+KINDS_OF_ROLLOUTS = frozenset({"engine", "sde_backend", "updater"})
+"""Kinds of components that it does not make; a table of a reward is told of where no term names it."""
 
 
 def trainer_backend(draft: Draft) -> Iterator[Problem]:
@@ -46,7 +41,9 @@ def trainer_backend(draft: Draft) -> Iterator[Problem]:
     if backend is None:
         return
     if not needs(draft, "transition"):
-        yield Problem(BACKEND, f"is not used: algorithm.loss {loss!r} scores no step", "warning")
+        if not draft.get("train.train_only"):  # which says so of the whole section
+            reason = f"is not used: algorithm.loss {loss!r} scores no step"
+            yield Problem(BACKEND, reason, "warning")
     elif not fact(draft, "sde_backend", BACKEND, "has_density", True):
         yield Problem(BACKEND, f"{backend!r} has no density, but algorithm.loss {loss!r} needs one")
     elif fact(draft, "sde_backend", BACKEND, "log_prob_no_const", False) and not draft.get(
@@ -76,38 +73,29 @@ def variance_of_the_last_step(draft: Draft) -> Iterator[Problem]:
         )
 
 
-def functions_of_rollouts(draft: Draft) -> Iterator[Problem]:
-    """A supervised run generates and rewards nothing."""
-    if not draft.get("train.train_only"):
-        return
-    for option in OF_ROLLOUTS:
-        if draft.get_or_none(option) is not None:
-            yield Problem(option, "is not used: train.train_only runs without rollouts", "warning")
-
-
 def options_of_rollouts(draft: Draft) -> Iterator[Problem]:
-    """A supervised run samples no noise, scores nothing and sends no weights."""
-    if not draft.get("train.train_only") or needs(draft, "transition"):
+    """A supervised run generates and scores nothing, and sends no weights.
+
+    Only what differs from its default is told: a run's own recipe names every option.
+    """
+    if not draft.get("train.train_only"):
         return
     sections = [
         f"{name}.{key}"
         for name in SECTIONS_OF_ROLLOUTS
         for key in type(draft.sections[name]).model_fields
     ]
-    for option in [*sections, *SINGLE_OPTIONS_OF_ROLLOUTS]:
-        if option not in OF_ROLLOUTS and draft.changed(option):
+    for option in [*sections, *OF_ROLLOUTS]:
+        if draft.changed(option):
             yield Problem(option, "is not used: train.train_only runs without rollouts", "warning")
 
 
 def tables_of_rollouts(draft: Draft) -> Iterator[Problem]:
-    """A supervised run has no engine, no SDE backend and no updater that could take options.
-
-    Only what differs from its default is told: a run's own recipe names every option.
-    """
+    """A supervised run has no engine, no SDE backend and no updater that could take options."""
     if not draft.get("train.train_only"):
         return
     for (kind, table), options in draft.options.items():
-        if kind not in OPTIONS_OF_ROLLOUTS or options is None:
+        if kind not in KINDS_OF_ROLLOUTS or options is None:
             continue
         for key, field in type(options).model_fields.items():
             path = f"{BY_NAME[kind].section}.{table}.{key}"
@@ -120,7 +108,6 @@ def tables_of_rollouts(draft: Draft) -> Iterator[Problem]:
 FUNCTION_RULES = (
     trainer_backend,
     variance_of_the_last_step,
-    functions_of_rollouts,
     options_of_rollouts,
     tables_of_rollouts,
 )

@@ -23,7 +23,7 @@ def draws(draft: Draft) -> Iterator[Problem]:
         return
     if at_once < size:
         yield Problem(OVER, f"B16: must be at least rollout.batch_size = {size}, got {at_once}")
-    elif at_once > size and not _drops_groups(draft):
+    elif at_once > size and not draft.get("train.train_only") and not _drops_groups(draft):
         yield Problem(
             OVER,
             f"is {at_once}: {at_once - size} groups of each rollout are made and left out, because no "
@@ -56,6 +56,8 @@ def buffered_groups(draft: Draft) -> Iterator[Problem]:
     """Groups come into the buffer from over-sampling, or from a function of the recipe."""
     at_once, size = draft.get(OVER), draft.get("rollout.batch_size")
     if draft.get("rollout.buffer_filter") is None or draft.get("rollout.function") is not None:
+        return
+    if draft.get("train.train_only"):
         return
     if at_once is None or at_once <= size:
         yield Problem(

@@ -5,7 +5,7 @@ on prepared pairs: uploads, log-probs, loss, metrics, norm, clipping, AdamW. Bes
 module's forward and backward alone, on inputs that lie on the device, and a plain training loop in the style
 of published scripts: stock peft, eager mode, the same pairs (``plain_loop.py``, left out by ``--no-plain``).
 ``host ms`` is the time until everything of a micro-batch is launched: where it is the larger one, the GPU waits
-for the host.
+for the host. ``apart``: outputs of compiled blocks against eager ones.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from common import (
     SCALES,
     Row,
     Scale,
+    apart_from_eager,
     arguments,
     bytes_of,
     fits,
@@ -329,11 +330,14 @@ def with_line(rows: Sequence[Row]) -> list[Row]:
 
 
 def graphs(trial: Trial, case: Case) -> list[Row]:
-    """Return how many graphs were compiled, and how many of them fixed shapes make needless."""
+    """Return how many graphs were compiled, how many of them fixed shapes make needless, and ``apart``."""
     log = trial.compilations
     if log is None:
         return []
-    return [{"case": case.name, "graphs": log.graphs, "unexpected": log.unexpected}]
+    given = inputs(trial.size, trial.options.device, torch.float32)
+    with trial.case(case), trial.trainer.forward.autocast():
+        apart = apart_from_eager(trial.model, given)
+    return [{"case": case.name, "graphs": log.graphs, "unexpected": log.unexpected, **apart}]
 
 
 def keep(options: argparse.Namespace, rows: Sequence[Row]) -> None:
@@ -373,20 +377,13 @@ def main() -> None:
         rows += graphs(trial, same[0])
         keep(options, rows)
         del trial
-    figures = [
-        "case",
-        "bare ms",
-        "product ms",
-        "ratio",
-        "host ms",
-        "pairs/s",
-        "TFLOP/s",
-        "peak GiB",
-    ]
+    times = ["bare ms", "product ms", "ratio", "host ms"]
+    figures = ["case", *times, "pairs/s", "TFLOP/s", "peak GiB"]
     loops = ["loop", "loop ms", "loop pairs/s", "of the product", "loop GiB"]
     steps = ["step", "micro-batches", "ms", "line ms", "off %", "step peak GiB"]
     columns = [figures, *([loops] if options.plain else []), steps]
-    columns += [] if options.eager else [["case", "graphs", "unexpected"]]
+    compiled = ["case", "graphs", "unexpected", "apart mean", "apart max", "deviation"]
+    columns += [] if options.eager else [compiled]
     report("training_loop", options, rows, columns=columns)
 
 

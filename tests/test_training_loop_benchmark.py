@@ -72,6 +72,19 @@ def test_without_the_plain_loop_there_is_no_row_of_it(
     assert "script" not in capsys.readouterr().out
 
 
+def test_compiled_outputs_are_beside_eager_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--compiler", "aot_eager", "--no-plain", "--micro-batches", "1", "--repeats", "1")
+    rows = measured(tmp_path, monkeypatch, *words, "--cases", "plain")
+    (row,) = (row for row in rows if "graphs" in row)
+    # this compiler runs the operators of eager mode
+    assert (row["unexpected"], row["apart mean"], row["apart max"]) == (0, 0.0, 0.0)
+    assert row["graphs"] > 0
+    assert 0.1 < row["deviation"] < 2.0
+    assert "apart mean" in capsys.readouterr().out
+
+
 def test_a_work_that_does_not_fit_is_told_and_others_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -164,22 +164,26 @@ def chosen(text: str) -> list[Case]:
 
 
 def measured(case: Case, options: argparse.Namespace, folder: Path) -> list[Row]:
-    """Run one case; return its rows, or one that says why there is none."""
+    """Run one case; return its rows, and one that says so where it failed."""
     began = time.perf_counter()
     align = case.command == "align"
     figures = folder / case.name / "align.json" if align else folder / f"{case.name}.json"
     code = run_limited(words_of(case, options, folder, figures), options.limit)
     seconds = time.perf_counter() - began
     # align: 1 says that a difference is above the limit of the recipe
+    failed: list[Row] = []
     if code is None:
-        return [{"case": case.name, "failed": f"ended after {seconds:.0f} s"}]
-    if code not in ((0, 1) if align else (0,)) or not figures.is_file():
-        return [{"case": case.name, "failed": f"exit code {code}"}]
+        failed = [{"case": case.name, "failed": f"ended after {seconds:.0f} s"}]
+    elif code not in ((0, 1) if align else (0,)):
+        failed = [{"case": case.name, "failed": f"exit code {code}"}]
+    if not figures.is_file():
+        return failed or [{"case": case.name, "failed": "no figures"}]
     made = json.loads(figures.read_text())
     if align:
-        return [aligned(case.name, made) | {"align s": seconds}]
+        return [aligned(case.name, made) | {"align s": seconds}, *failed]
+    # of a varied option: those of the values that were done
     benches = made if isinstance(made, list) else [made]
-    return [row_of(case.name, one) | {"whole s": seconds} for one in benches]
+    return [*(row_of(case.name, one) | {"whole s": seconds} for one in benches), *failed]
 
 
 def words_of(case: Case, options: argparse.Namespace, folder: Path, figures: Path) -> list[str]:

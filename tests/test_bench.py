@@ -113,9 +113,29 @@ def test_cost_is_shown_value_by_value(recipe: Path, tmp_path: Path, drl: Drl) ->
     ]
     assert all(set(row["off"]) == {"rollout", "train"} for row in found)
     heads = [line.split()[0] for line in out.splitlines() if line.startswith("rollout.batch_size")]
-    assert heads == ["rollout.batch_size"] * 2 + [f"rollout.batch_size={n}" for n in (1, 2, 3)]
+    each = [f"rollout.batch_size={n}" for n in (1, 2, 3)]
+    assert heads == [*each, "rollout.batch_size", "rollout.batch_size", *each]
+    assert all(set(row["predicted"]["peak_bytes"]) >= {"rollout", "train"} for row in found)
     assert "images" in out
     assert "pairs" in out
+
+
+def test_a_value_that_fails_costs_none_of_those_before_it(
+    recipe: Path, tmp_path: Path, drl: Drl
+) -> None:
+    """CUDA graphs on a CPU: refused when the engine starts, after the first value was measured."""
+    file = tmp_path / "growth.json"
+    arguments = ("--iterations", "2", "--no-record", "--json", str(file))
+    vary = ("--vary", "rollout.local.cuda_graphs=false,true")
+    code, out, err = drl("bench", str(recipe), *arguments, *vary)
+    assert code == 2
+    said, error = err.splitlines()[-2:]
+    assert said == ("rollout.local.cuda_graphs=true was not finished; what was measured before it:")
+    assert "rollout.local.cuda_graphs is true, but the engine runs on cpu" in error
+    (row,) = json.loads(file.read_text())
+    assert row["value"] == "false"
+    assert row["seconds"]["rollout"] > 0
+    assert "false" in out.split("rollout.local.cuda_graphs=true")[1], "the table of the one value"
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,29 @@ def test_a_case_that_fails_is_shown_and_the_others_are_measured(
     assert "bad   exit code 2" in printed
 
 
+def test_a_growth_that_takes_too_long_leaves_the_values_that_were_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = {
+        "step_seconds": 2.0,
+        "seconds": {"rollout": 1.25},
+        "speed": {},
+        "peak_gib": {},
+        "predicted": {"seconds": {"rollout": 1.5}, "peak_bytes": {}},
+    }
+    figures = tmp_path / "growth.json"
+    words = script(
+        tmp_path,
+        f"import pathlib, time\npathlib.Path({str(figures)!r}).write_text({json.dumps([bench])!r})\n"
+        "time.sleep(600)\n",
+    )
+    monkeypatch.setattr(one_gpu, "words_of", lambda *_: words)
+    options = Namespace(size="small", device="cpu", iterations=2, limit=2.0)
+    row, failed = one_gpu.measured(one_gpu.CASES["growth"], options, tmp_path)
+    assert (row["iteration s"], row["plan rollout s %"]) == (2.0, pytest.approx(20.0))
+    assert failed["failed"].startswith("ended after ")
+
+
 @pytest.mark.parametrize("name", ["iteration", "align-plain-eager-merged"])
 def test_a_case_that_takes_too_long_is_ended_and_shown(name: str, tmp_path: Path) -> None:
     options = Namespace(size="small", device="cpu", iterations=2, limit=0.3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
 if TYPE_CHECKING:
+    from drl.bench.growth import Growth, Varied
     from drl.bench.measure import Bench, Wanted
     from drl.plan.predict import Prediction
 
@@ -90,8 +91,8 @@ def bench(
       drl bench recipes/quickstart.toml --compare
       drl bench recipes/quickstart.toml --vary rollout.batch_size=2,8,32
     """
-    from drl.bench.growth import each_value, growths, varied
-    from drl.bench.measure import Wanted, bench_recipe
+    from drl.bench.growth import varied
+    from drl.bench.measure import Wanted
     from drl.errors import BadInput
     from drl.observe.files import write_json_atomic
     from drl_cli.plan import read_size
@@ -109,37 +110,81 @@ def bench(
         rewards=rewards,
         memory=None if memory is None else read_size(memory),
     )
-    found: Any
+
+    def keep(found: Any) -> None:
+        if json_file is not None:
+            write_json_atomic(json_file, found)
+
     if vary is None:
-        found = one_bench(session, wanted, compare=compare, record=record)
+        keep(one_bench(session, wanted, compare=compare, record=record))
     else:
-        option = varied(vary)
-        runs = each_value(option, wanted)
-        for each in runs:  # a last value that is wrong must not cost the benches before it
-            bench_recipe(each, session.catalog)
-        done = [run_bench(session, each, compare=compare, record=record) for each in runs]
-        found = show_growth(option.key, growths(option, [one.bench for one in done]))
-        for value, one in zip(option.values, done, strict=True):
-            show_compared(f"{option.key}={value}", one, compare=compare)
-        show_rates(done[-1])
+        each_bench(session, varied(vary), wanted, compare=compare, record=record, keep=keep)
     if json_file is not None:
-        write_json_atomic(json_file, found)
         click.echo(f"figures  {json_file}")
+
+
+def each_bench(
+    session: Session,
+    option: Varied,
+    wanted: Wanted,
+    *,
+    compare: bool,
+    record: bool,
+    keep: Callable[[Any], None],
+) -> None:
+    """Bench each value; show how cost grows. A value that fails, or Ctrl-C, leaves the figures before it.
+
+    ``keep`` gets the rows so far as plain values, after each bench.
+    """
+    from drl.bench.growth import each_value, growths
+    from drl.bench.measure import bench_recipe
+
+    runs = each_value(option, wanted)
+    for each in runs:  # a last value that is wrong must not cost the benches before it
+        bench_recipe(each, session.catalog)
+    done: list[Done] = []
+    try:
+        for value, each in zip(option.values, runs, strict=True):
+            click.echo(f"\n{option.key}={value}")
+            done.append(run_bench(session, each, compare=compare, record=record))
+            keep(plain_growths(growths(option, [one.bench for one in done]), done))
+    except BaseException:
+        if done:
+            unfinished = f"{option.key}={option.values[len(done)]}"
+            click.echo(f"{unfinished} was not finished; what was measured before it:", err=True)
+        raise
+    finally:
+        if done:
+            show_growth(option.key, growths(option, [one.bench for one in done]))
+            for value, one in zip(option.values, done, strict=False):
+                show_compared(f"{option.key}={value}", one, compare=compare)
+            show_rates(done[-1])
+
+
+def plain_growths(found: Sequence[Growth], done: Sequence[Done]) -> list[dict[str, Any]]:
+    """Return the rows of a varied option as plain values, with what was predicted."""
+    from drl.bench.table import growth_json
+
+    rows = growth_json(found)
+    return [row | predicted(one) for row, one in zip(rows, done, strict=True)]
 
 
 def one_bench(session: Session, wanted: Wanted, *, compare: bool, record: bool) -> dict[str, Any]:
     """Bench once and show everything; return the figures as plain values."""
     from drl.bench.table import as_json
-    from drl.observe.files import plain as plain_values
 
     done = run_bench(session, wanted, compare=compare, record=record)
     show_bench(done.bench)
     show_compared("drl plan", done, compare=compare)
     show_rates(done)
-    plain = as_json(done.bench)
-    if done.planned is not None:
-        plain["predicted"] = plain_values(done.planned)
-    return plain
+    return as_json(done.bench) | predicted(done)
+
+
+def predicted(done: Done) -> dict[str, Any]:
+    """Return what was predicted before a bench as plain values; nothing where nothing was."""
+    from drl.observe.files import plain
+
+    return {} if done.planned is None else {"predicted": plain(done.planned)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +271,9 @@ def show_bench(made: Bench) -> None:
     show_table(("figure", "median"), speed_rows(made))
 
 
-def show_growth(key: str, found: Any) -> list[dict[str, Any]]:
-    """Print how cost grows with an option; return the rows as plain values."""
-    from drl.bench.table import COUNTED, GROWTH_TITLES, growth_json, growth_rows, head_lines
+def show_growth(key: str, found: Sequence[Growth]) -> None:
+    """Print how cost grows with an option."""
+    from drl.bench.table import COUNTED, GROWTH_TITLES, growth_rows, head_lines
 
     click.echo()
     click.echo(head_lines(found[0].bench)[0])
@@ -239,7 +284,6 @@ def show_growth(key: str, found: Any) -> list[dict[str, Any]]:
             show_table((key, counted, *GROWTH_TITLES), rows)
     if not any(growth.off for growth in found):
         click.echo("off the line: needs at least three values that change the amount of work")
-    return growth_json(found)
 
 
 def show_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -74,7 +74,7 @@ def each_value(option: Varied, wanted: Wanted) -> list[Wanted]:
 
 
 def growths(option: Varied, benches: Sequence[Bench]) -> list[Growth]:
-    """Return the values with their deviations from the line through all of them."""
+    """Return the first values with their deviations from the line through all of them: one per bench."""
     deviations = {
         phase: _deviations(
             [bench.work.get(phase) for bench in benches],
@@ -88,7 +88,7 @@ def growths(option: Varied, benches: Sequence[Bench]) -> list[Growth]:
             bench=bench,
             off={phase: offs[number] for phase, offs in deviations.items() if offs},
         )
-        for number, (value, bench) in enumerate(zip(option.values, benches, strict=True))
+        for number, (value, bench) in enumerate(zip(option.values, benches, strict=False))
     ]
 
 

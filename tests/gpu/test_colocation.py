@@ -147,6 +147,19 @@ def test_applied_adapters_keep_parity_after_training(
     assert report.worst == 0.0
 
 
+@pytest.mark.parametrize("adapters", ["merged", "applied"])
+def test_recorded_forwards_change_no_figure_of_a_run(
+    recipe: Path, tmp_path: Path, bf16: tuple[str, ...], device: str, adapters: str
+) -> None:
+    """Graphs read the trainer's weights and the adapters of every later sync, wherever those lie."""
+    if not device.startswith("cuda"):
+        pytest.skip("CUDA graphs need a GPU")
+    sets = (*bf16, *QUIET, "train.deterministic=true", f"rollout.local.adapters={adapters}")
+    for flag in ("false", "true"):
+        run_here(recipe, tmp_path / flag, *sets, f"rollout.local.cuda_graphs={flag}")
+    assert metric_rows(tmp_path / "true") == metric_rows(tmp_path / "false")
+
+
 @pytest.mark.parametrize("adapters", [False, True], ids=["full weights", "adapters"])
 def test_sharded_weights_sleep_and_wake_the_same(
     checkpoint: Path,

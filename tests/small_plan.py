@@ -75,6 +75,7 @@ SCENARIO = Scenario(
     engine_rows=8,
     own_weights="shared",
     applied=False,
+    graphs=False,
     engine_compiled=False,
     rollout=True,
     optimizer_steps=1,
@@ -101,7 +102,9 @@ SCENARIO = Scenario(
     released=frozenset(),
     prompts=2,
 )
-ENGINE = EngineOutline(rows=8, weights="shared", weights_option="rollout.weights")
+ENGINE = EngineOutline(
+    rows=8, weights="shared", weights_option="rollout.weights", graphs_option="rollout.graphs"
+)
 CARD = Card(name="Card", torch="2.11.0")
 
 

@@ -118,6 +118,13 @@ def test_the_memory_table_adds_up() -> None:
         assert phase.peak == total
 
 
+def test_memory_of_graphs_has_a_column_where_there_is_any() -> None:
+    found = prediction(graphs=True)
+    rows = printed(memory_table(found))
+    assert [row[-1] for row in rows] == [gib(phase.graphs) for phase in found.phases]
+    assert len(rows[0]) == len(printed(memory_table(prediction()))[0]) + 1
+
+
 def test_without_rates_the_work_table_has_no_seconds() -> None:
     rows = printed(work_table(prediction(checkpointed=1.0, extra_passes=1)))
     assert [row[0] for row in rows] == ["rollout", "train", "recomputed", "without gradient"]
@@ -164,9 +171,9 @@ def test_a_recipe_that_does_not_fit_hears_what_to_change() -> None:
 
 
 def test_one_change_is_one_line_and_several_are_a_list() -> None:
-    one = Advice(settings=("a = 1",), peak=GIB, fits=True, seconds=2.0)
+    one = Advice(settings=("a = 1",), room=GIB, fits=True, seconds=2.0)
     assert list(advice_lines(one)) == ["  a = 1: 1.00 GiB, 2.00 s an iteration"]
-    both = Advice(settings=("a = 1", "b = 2"), peak=GIB, fits=False, seconds=None)
+    both = Advice(settings=("a = 1", "b = 2"), room=GIB, fits=False, seconds=None)
     assert list(advice_lines(both)) == [
         "  all of these: 1.00 GiB (does not fit)",
         "    a = 1",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +15,10 @@ from diffusers import AutoencoderKL, SD3Transformer2DModel
 from e2e import RECIPE, run_here, write_recipe
 from gpu.facts import record
 from gpu.pipelines import MEDIUM
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-from drl.api import ConditionRecord
+from drl.api import ConditionRecord, Conditions, Guidance, Streams
 from drl.catalog import Catalog
 from drl.config import load_recipe
 from drl.errors import OutOfMemory
@@ -25,6 +27,7 @@ from drl.model.compiled import Compilations, compile_blocks
 from drl.model.precision import store_frozen
 from drl.plan.predict import Card, Prediction, predict
 from drl.types import Context
+from drl_engine_local.graphs import ForwardGraphs
 from drl_family_sd3.checkpoint import DTYPES
 from drl_family_sd3.pipeline import DECODER_BLOCKS
 
@@ -125,6 +128,43 @@ def test_a_forward_holds_what_the_plan_says(cuda: str, found: Prediction, model:
             forward(found, model.eval(), 16, cuda)
 
     assert added(sample) == pytest.approx(found.anatomy.inference.at(16).peak, rel=LIMIT)
+
+
+def test_a_recorded_forward_keeps_what_the_plan_says(
+    cuda: str, found: Prediction, model: nn.Module
+) -> None:
+    outline, family = found.anatomy.outline, found.anatomy.family
+    shapes = outline.condition.items()
+    empty = ConditionRecord(tensors={n: torch.zeros(shape, device=cuda) for n, shape in shapes})
+    condition = family.collate([family.condition(empty)] * 16)
+    streams = {n: torch.zeros(16, *shape, device=cuda) for n, shape in outline.streams.items()}
+    model.eval()
+
+    def plain(
+        _component: str, given: Streams, time_B: Tensor, known: Conditions, *_: Any
+    ) -> Streams:
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
+            return family.forward(model, given, time_B, known.positive)
+
+    arguments = (streams, torch.full((16,), 500.0, device=cuda), Conditions(positive=condition))
+    plain("transformer", *arguments)
+    before = reserved()
+    graphs = ForwardGraphs(torch.device(cuda))
+    graphs.predict(plain, "transformer", *arguments, guidance=Guidance())
+    kept, expected = reserved() - before, found.anatomy.inference.at(16).peak
+    record("GiB that a recorded forward keeps", measured=kept / 2**30, plan=expected / 2**30)
+    graphs.forget()
+    assert reserved() - before < 0.1 * kept
+    # whole segments, and the inputs' copies
+    assert 0.9 * expected < kept < 1.5 * expected
+
+
+def reserved() -> int:
+    """Return the bytes that the allocator holds once it has given back what it can."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
 @pytest.mark.parametrize(("dtype", "compiled"), [("fp32", False), ("bf16", False), ("bf16", True)])

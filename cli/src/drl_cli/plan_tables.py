@@ -39,11 +39,13 @@ def memory_table(found: Prediction) -> Table:
     table = Table(title="Memory at the worst moment of each phase, GiB", title_justify="left")
     table.add_column("phase")
     table.add_column("at")
-    for name in ("weights", "state", "data", "activations", "peak"):
+    recorded = any(phase.graphs for phase in found.phases)
+    for name in ("weights", "state", "data", "activations", "peak", *["graphs"] * recorded):
         table.add_column(name, justify="right")
     for phase in found.phases:
         cells = (phase.weights, phase.state, phase.data, phase.activations + phase.workspace)
-        table.add_row(phase.name, phase.moment, *map(gib, (*cells, phase.peak)))
+        kept = [phase.graphs] * recorded
+        table.add_row(phase.name, phase.moment, *map(gib, (*cells, phase.peak, *kept)))
     table.caption = "state: gradients, optimizer, averages"
     table.caption_justify = "left"
     return table
@@ -99,7 +101,7 @@ def remarks(found: Prediction) -> Iterator[str]:
     largest = found.largest
     verdict = "fits" if fits(found, memory) else "does not fit"
     yield (
-        f"{verdict}: {largest.name} needs {gib(largest.peak)} GiB, {gib(budget(memory))} of the card's "
+        f"{verdict}: {largest.name} needs {gib(largest.room)} GiB, {gib(budget(memory))} of the card's "
         f"{gib(memory)} GiB can be counted on"
     )
     for advice in advise(found, memory):
@@ -129,7 +131,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     alone = len(advice.settings) == 1
     mark = "" if advice.fits else " (does not fit alone)" if alone else " (does not fit)"
     what = advice.settings[0] if alone else "all of these"
-    yield f"  {what}: {gib(advice.peak)} GiB{seconds}{mark}"
+    yield f"  {what}: {gib(advice.room)} GiB{seconds}{mark}"
     for setting in () if alone else advice.settings:
         yield f"    {setting}"
 

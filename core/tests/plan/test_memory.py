@@ -89,6 +89,32 @@ def test_workspace_is_added_to_every_phase() -> None:
         assert phase.peak == plain[name].peak + 7
 
 
+def test_recorded_forwards_keep_their_memory_beside_every_phase() -> None:
+    plain, graphs = phases(), phases(graphs=True)
+    kept = 8 * 20
+    for name, phase in graphs.items():
+        assert (phase.peak, phase.graphs) == (plain[name].peak, kept)
+        assert phase.room == phase.peak + kept
+        assert plain[name].room == plain[name].peak
+    both = phases(graphs=True, branches=2, batched=True)
+    assert both["train"].graphs == 16 * 20
+
+
+def test_a_forward_computes_in_the_memory_of_its_graph() -> None:
+    """Its own activations are not needed twice."""
+    denoising = phases(graphs=True, decode_rows=1, branches=2, batched=True)["rollout"]
+    assert (denoising.moment, denoising.activations, denoising.graphs) == ("decoding", 100, 320)
+    small = phases(graphs=True, decode_rows=0)["rollout"]
+    assert small.room == phases(decode_rows=0)["rollout"].room
+
+
+def test_graphs_are_forgotten_by_an_engine_that_leaves() -> None:
+    away = phases(graphs=True, offload_rollout=True)
+    assert away["rollout"].graphs == 8 * 20
+    assert (away["train"].graphs, away["update_weights"].graphs) == (0, 0)
+    assert phases(graphs=True, rollout=False)["train"].graphs == 0
+
+
 def test_parts_that_are_released_take_nothing() -> None:
     less = phases(released=frozenset({"text_encoder"}))
     assert less["train"].weights == phases()["train"].weights - 5000

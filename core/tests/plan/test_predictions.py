@@ -121,8 +121,18 @@ def test_what_does_not_fit_gets_changes_in_order_of_cost() -> None:
         "lora.rank = 2",
         "cluster.offload = true",
     ]
-    assert all(one.fits and one.peak < found.largest.peak for one in advice)
-    assert advice[0].peak == prediction().largest.peak
+    assert all(one.fits and one.room < found.largest.room for one in advice)
+    assert advice[0].room == prediction().largest.peak
+
+
+def test_graphs_count_for_the_card_and_are_the_first_to_go() -> None:
+    plain, found = prediction(), prediction(graphs=True)
+    memory = int(plain.largest.peak / (1 - MARGIN)) + 10
+    assert fits(plain, memory)
+    assert not fits(found, memory)
+    first = advise(found, memory)[0]
+    assert first.settings == ("rollout.graphs = false",)
+    assert (first.room, first.fits) == (plain.largest.room, True)
 
 
 def test_smaller_micro_batches_are_named_until_one_fits() -> None:

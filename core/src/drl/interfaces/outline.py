@@ -48,6 +48,7 @@ class EngineOutline:
     ``rows``: of each forward, without guidance. ``weights``: "shared" (the trainer's own), a copy in "fp32" or
     in the "forward" precision, or "auto": shared where adapters are trained, else fp32. ``adapters``:
     "merged" or "applied". ``compiled``: its blocks are. ``weights_option``: the option that sets ``weights``.
+    ``graphs_option``: the option by which it records forwards as CUDA graphs, where it does.
     """
 
     rows: int
@@ -55,3 +56,4 @@ class EngineOutline:
     adapters: str = "merged"
     compiled: bool = False
     weights_option: str | None = None
+    graphs_option: str | None = None

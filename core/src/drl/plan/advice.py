@@ -22,10 +22,10 @@ Change = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One change. ``settings``: lines of a recipe. ``peak``: bytes after it; ``seconds``: of an iteration."""
+    """One change. ``settings``: lines of a recipe. ``room``: bytes after it; ``seconds``: of an iteration."""
 
     settings: tuple[str, ...]
-    peak: int
+    room: int
     fits: bool
     seconds: float | None
 
@@ -37,7 +37,7 @@ def budget(memory: int) -> int:
 
 def fits(prediction: Prediction, memory: int) -> bool:
     """Say whether the largest phase finds room."""
-    return prediction.largest.peak <= budget(memory)
+    return prediction.largest.room <= budget(memory)
 
 
 def advise(prediction: Prediction, memory: int) -> list[Advice]:
@@ -49,7 +49,7 @@ def advise(prediction: Prediction, memory: int) -> list[Advice]:
         return []
     changed = [(change, prediction.instead(**change[1])) for change in changes(prediction)]
     helpful = [
-        (change, then) for change, then in changed if then.largest.peak < prediction.largest.peak
+        (change, then) for change, then in changed if then.largest.room < prediction.largest.room
     ]
     found = without_excess([_advice((change[0],), then, memory) for change, then in helpful])
     if any(one.fits for one in found):
@@ -98,7 +98,7 @@ def total(prediction: Prediction) -> float | None:
 def _advice(settings: tuple[str, ...], prediction: Prediction, memory: int) -> Advice:
     return Advice(
         settings=settings,
-        peak=prediction.largest.peak,
+        room=prediction.largest.room,
         fits=fits(prediction, memory),
         seconds=total(prediction),
     )
@@ -121,8 +121,10 @@ def changes(prediction: Prediction) -> Iterator[Change]:
 
 
 def of_the_engine(prediction: Prediction) -> Iterator[Change]:
-    """Yield weights that take less than a copy in float32."""
+    """Yield forwards that keep no memory, and weights that take less than a copy in float32."""
     engine, scenario = prediction.engine, prediction.scenario
+    if engine is not None and engine.graphs_option is not None and scenario.graphs:
+        yield f"{engine.graphs_option} = false", {"graphs": False}
     if engine is None or engine.weights_option is None or scenario.own_weights == "shared":
         return
     if scenario.adapters and scenario.shards == 1:

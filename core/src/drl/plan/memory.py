@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class PhaseMemory:
 
     ``weights``: of trainer, engine and pipeline. ``state``: gradients, optimizer, averages. ``data``: latents,
     conditions and pictures. ``activations``: what the forward and backward add. ``moment`` says which it is.
+    ``graphs``: what recorded forwards keep for themselves beside that.
     """
 
     name: str
@@ -30,11 +31,17 @@ class PhaseMemory:
     data: int
     activations: int
     workspace: int = 0
+    graphs: int = 0
 
     @property
     def peak(self) -> int:
-        """All of them together."""
+        """What the allocator counts as allocated; the memory of graphs is none of that, but reserved."""
         return self.weights + self.state + self.data + self.activations + self.workspace
+
+    @property
+    def room(self) -> int:
+        """What a card must have."""
+        return self.peak + self.graphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,37 +61,39 @@ def phases_of(
     """Return every phase of an iteration that uses the device, in the order of the iteration."""
     phases = [training(anatomy, scenario, measured)]
     if scenario.rollout:
-        rollout = max(denoising(anatomy, scenario), decoding(anatomy, scenario), key=_peak)
+        rollout = max(denoising(anatomy, scenario), decoding(anatomy, scenario), key=_room)
         phases = [rollout, *phases, pushing(anatomy, scenario)]
-    return tuple(
-        PhaseMemory(
-            name=one.name,
-            moment=one.moment,
-            weights=one.weights,
-            state=one.state,
-            data=one.data,
-            activations=one.activations,
-            workspace=measured.workspace,
-        )
-        for one in phases
-    )
+    return tuple(replace(one, workspace=measured.workspace) for one in phases)
 
 
-def _peak(phase: PhaseMemory) -> int:
-    return phase.peak
+def _room(phase: PhaseMemory) -> int:
+    return phase.room
 
 
 def denoising(anatomy: Anatomy, scenario: Scenario) -> PhaseMemory:
-    """Return the engine's forwards; both predictions of guidance share one where they are batched."""
-    rows = scenario.engine_rows * (scenario.branches if scenario.batched else 1)
+    """Return the engine's forwards; with graphs their activations are what those keep."""
     return PhaseMemory(
         name=ROLLOUT,
         moment="denoising",
         weights=resting(anatomy, scenario, training=False),
         state=0 if scenario.offload_train else trained_state(anatomy, scenario),
         data=samples_kept(anatomy, scenario),
-        activations=anatomy.inference.at(rows).peak,
+        activations=forward_activations(anatomy, scenario),
     )
+
+
+def forward_activations(anatomy: Anatomy, scenario: Scenario) -> int:
+    """Return what a forward adds; both predictions of guidance share one where they are batched."""
+    rows = scenario.engine_rows * (scenario.branches if scenario.batched else 1)
+    return anatomy.inference.at(rows).peak
+
+
+def kept_by_graphs(anatomy: Anatomy, scenario: Scenario, *, training: bool = False) -> int:
+    """Return what recorded forwards keep, of which each uses the same; an engine that leaves forgets them."""
+    away = training and scenario.offload_rollout
+    if not scenario.graphs or not scenario.rollout or away:
+        return 0
+    return forward_activations(anatomy, scenario)
 
 
 def decoding(anatomy: Anatomy, scenario: Scenario) -> PhaseMemory:
@@ -97,6 +106,7 @@ def decoding(anatomy: Anatomy, scenario: Scenario) -> PhaseMemory:
         state=0 if scenario.offload_train else trained_state(anatomy, scenario),
         data=samples_kept(anatomy, scenario),
         activations=anatomy.decoding.peak * scenario.decode_rows // measured_rows,
+        graphs=kept_by_graphs(anatomy, scenario),
     )
 
 
@@ -111,6 +121,7 @@ def training(anatomy: Anatomy, scenario: Scenario, measured: Measured) -> PhaseM
         state=trained_state(anatomy, scenario) + gradients(anatomy, scenario),
         data=samples_kept(anatomy, scenario) + window,
         activations=activations(anatomy, scenario, rows, measured.trained_share),
+        graphs=kept_by_graphs(anatomy, scenario, training=True),
     )
 
 
@@ -146,6 +157,7 @@ def pushing(anatomy: Anatomy, scenario: Scenario) -> PhaseMemory:
         state=trained_state(anatomy, scenario) + gradients(anatomy, scenario),
         data=samples_kept(anatomy, scenario),
         activations=max(made, anatomy.bytes.compared),
+        graphs=kept_by_graphs(anatomy, scenario, training=True),
     )
 
 

@@ -103,8 +103,8 @@ class Prediction:
 
     @property
     def largest(self) -> PhaseMemory:
-        """The phase that needs the most memory."""
-        return max(self.phases, key=lambda phase: phase.peak)
+        """The phase that needs the most room on a card."""
+        return max(self.phases, key=lambda phase: phase.room)
 
     @cached_property
     def work(self) -> Work:

@@ -27,7 +27,8 @@ class Scenario:
     ``row_steps``. ``rank_pairs``: pairs of one optimizer step on one rank. ``checkpointed``: share of blocks
     that are recomputed.
     ``extra_passes``: forwards without gradient for each trained one (old policy, reference).
-    ``own_weights``: what the engine holds: "shared", "fp32" or "forward". ``copies``: float32 copies of what
+    ``own_weights``: what the engine holds: "shared", "fp32" or "forward". ``graphs``: it records its forwards.
+    ``copies``: float32 copies of what
     is trained (moving average, old policy). ``rank_factor``: adapters' size against the recipe's own.
     ``shards``: ranks that full weights are spread over. ``resident``: parts that stay on the device, by name.
     """
@@ -41,6 +42,7 @@ class Scenario:
     own_weights: str
     applied: bool
     engine_compiled: bool
+    graphs: bool
     rollout: bool
     optimizer_steps: int
     micro_batches: int
@@ -90,6 +92,7 @@ def scenario_of(
         own_weights=weights_of(recipe, engine, ranks),
         applied=engine is not None and engine.adapters == "applied",
         engine_compiled=engine is not None and engine.compiled,
+        graphs=engine is not None and engine.graphs_option is not None,
         rollout=engine is not None and Need.ROLLOUT in loss.needs,
         **training_of(recipe, loss, plan, branches),
         compiled=recipe.train.compile,

@@ -28,6 +28,7 @@ def test_the_outline_of_an_engine_as_it_comes() -> None:
         ("weights", "forward", "weights"),
         ("adapters", "applied", "adapters"),
         ("compile", True, "compiled"),
+        ("cuda_graphs", True, "recorded"),
     ],
 )
 def test_every_option_that_costs_memory_or_time_is_told(
@@ -43,4 +44,5 @@ def vars_of(outline: EngineOutline) -> dict[str, object]:
         "weights": outline.weights,
         "adapters": outline.adapters,
         "compiled": outline.compiled,
+        "recorded": outline.graphs_option == "rollout.local.cuda_graphs",
     }

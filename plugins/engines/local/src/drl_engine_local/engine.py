@@ -99,6 +99,7 @@ class LocalEngine(Engine):
             adapters=self.options.adapters,
             compiled=self.options.compile,
             weights_option="rollout.local.weights",
+            graphs_option="rollout.local.cuda_graphs" if self.options.cuda_graphs else None,
         )
 
     def counts(self) -> Mapping[str, float]:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from drl.api import (
     BadInput,
     Condition,
-    Conditions,
     Context,
     Family,
     Launch,
@@ -28,7 +27,6 @@ from drl.api import (
 from drl_engine_local.compiling import compile_models
 from drl_engine_local.config import LocalOptions
 from drl_engine_local.engine import LocalEngine
-from drl_engine_local.graphs import arguments_of, copied, forms_of
 from drl_engine_local.noise import BatchNoise, RowNoise
 from drl_engine_local.sampler import SCHEDULES, Sampler
 from drl_engine_local.schedule import Row
@@ -300,45 +298,6 @@ def test_cuda_graphs_on_a_cpu_are_refused_before_anything_is_loaded(
     with pytest.raises(BadInput, match=r"rollout\.local\.cuda_graphs is true, .* runs on cpu"):
         asyncio.run(engine.start(tiny_launch))
     asyncio.run(engine.stop())
-
-
-def condition(value: float, **values: Any) -> Condition:
-    return Condition(arguments={"text": torch.full((2, 3), value), **values}, rows=2)
-
-
-def test_a_graph_reads_memory_of_its_own() -> None:
-    given = Conditions(positive=condition(1.0), negative=condition(2.0))
-    own = copied(given)
-    arguments_of(given)["positive.text"].zero_()
-    texts = {name: tensor.tolist()[0][0] for name, tensor in arguments_of(own).items()}
-    assert texts == {"positive.text": 1.0, "negative.text": 2.0}
-    alone = copied(Conditions(positive=condition(1.0)))
-    assert (alone.negative, alone.joint) == (None, None)
-
-
-def test_beside_a_joint_condition_a_graph_has_no_memory_for_the_others() -> None:
-    joint = Condition(arguments={"text": torch.ones(4, 3)}, rows=4)
-    given = Conditions(positive=condition(1.0), negative=condition(2.0), joint=joint)
-    own = copied(given)
-    assert [*arguments_of(given)] == [*arguments_of(own)] == ["joint.text"]
-    assert own.positive.arguments == {}
-    assert own.negative is not None
-    assert own.negative.arguments == {}
-    assert own.positive.rows == 2
-
-
-def test_another_shape_dtype_or_value_is_another_graph() -> None:
-    def form(**arguments: Any) -> Any:
-        return forms_of({"text": torch.zeros(2, 3), **arguments})
-
-    assert form() == form(text=torch.ones(2, 3))
-    others = [
-        form(text=torch.zeros(2, 4)),
-        form(text=torch.zeros(2, 3, dtype=torch.bfloat16)),
-        form(lengths=[3, 3]),
-        form(lengths=[3, 2]),
-    ]
-    assert len({form(), *others}) == 5
 
 
 def compiled_samples(

@@ -7,6 +7,7 @@ of the next replay, weights that move need new graphs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,11 @@ from drl.api import BadInput, Condition, Conditions, Guidance, Streams
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+GRAPHS = 16
+"""Graphs that are recorded at most: a run has one for each size of picture and each guidance."""
 
 WARM_UPS = 3
 """Forwards before the recording: compilers, kernel choices and workspaces must be ready by then."""
@@ -42,7 +48,8 @@ class Recording:
 class ForwardGraphs:
     """Records a forward at its first call for a component and shapes, and replays it from then on.
 
-    ``recorded``: how many recordings were made so far. BadInput for a device that has no CUDA.
+    ``recorded``: how many recordings were made so far. BadInput for a device that has no CUDA. Forwards of
+    more than ``GRAPHS`` kinds are launched kernel by kernel, which is said once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -54,6 +61,7 @@ class ForwardGraphs:
         self._device = device
         self._recordings: dict[Hashable, Recording] = {}
         self._pool: Any = None
+        self._told = False
         self.recorded = 0
 
     def predict(
@@ -68,6 +76,9 @@ class ForwardGraphs:
         """Return what ``plain`` returns for the same arguments, in memory of its own."""
         key = (component, guidance, forms_of(streams), forms_of(arguments_of(conditions)))
         recording = self._recordings.get(key)
+        if recording is None and len(self._recordings) == GRAPHS:
+            self._tell()
+            return plain(component, streams, time_B, conditions, guidance)
         if recording is None:
             recording = self._record(
                 lambda own, own_time_B, known: plain(component, own, own_time_B, known, guidance),
@@ -80,6 +91,16 @@ class ForwardGraphs:
         self._fill(recording, streams, time_B, conditions)
         recording.graph.replay()
         return {name: tensor.clone() for name, tensor in recording.written.items()}
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            log.warning(
+                "rollout.local.cuda_graphs: forwards come in more than %d shapes; graphs are kept of the first "
+                "%d, all others are launched kernel by kernel",
+                GRAPHS,
+                GRAPHS,
+            )
 
     def forget(self) -> None:
         """Drop all graphs and give their memory back: before weights move, and at the end."""

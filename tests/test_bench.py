@@ -12,7 +12,7 @@ import pytest
 from e2e import run_here, write_recipe
 
 from drl.bench.growth import Growth, Varied, growths, varied
-from drl.bench.measure import Bench, Host, Wanted, bench_recipe, measure
+from drl.bench.measure import Bench, Host, Wanted, bench_recipe, measure, ranges, times_of
 from drl.bench.rewards import synthetic
 from drl.bench.table import compared_rows, growth_rows, memory_title, phase_rows, speed_rows
 from drl.catalog import Catalog
@@ -32,7 +32,7 @@ def recipe(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def bench_of(rollout: float = 1.0, train: float = 2.0, images: float = 16.0) -> Bench:
-    """A bench whose iteration is its two phases and 0.5 s of the driver."""
+    """A bench whose iteration is its two phases and 0.5 s of the driver, a quarter more or less of all."""
     middle = {
         "perf/rollout_time": rollout,
         "perf/train_time": train,
@@ -49,6 +49,9 @@ def bench_of(rollout: float = 1.0, train: float = 2.0, images: float = 16.0) -> 
         middle=middle,
         peaks={"rollout": 12.0, "train": 30.0},
         work={"rollout": images},
+        ranges=ranges(
+            [{k: share * v for k, v in times_of(middle).items()} for share in (0.75, 1.25)]
+        ),
     )
 
 
@@ -247,10 +250,10 @@ def test_a_supervised_recipe_has_no_rewards_to_replace_and_no_images_to_count(
 
 def test_phases_are_listed_by_time_with_their_share_and_peak() -> None:
     assert phase_rows(bench_of()) == [
-        ("train", "2.000 s", "57.1 %", "30.00"),
-        ("rollout", "1.000 s", "28.6 %", "12.00"),
-        ("unaccounted", "0.500 s", "14.3 %", "–"),
-        ("iteration", "3.500 s", "", ""),
+        ("train", "2.000 s", "1.500 – 2.500", "57.1 %", "30.00"),
+        ("rollout", "1.000 s", "0.750 – 1.250", "28.6 %", "12.00"),
+        ("unaccounted", "0.500 s", "0.375 – 0.625", "14.3 %", "–"),
+        ("iteration", "3.500 s", "2.625 – 4.375", "", ""),
     ]
     assert memory_title(bench_of()) == "peak GiB"
 
@@ -292,6 +295,7 @@ def test_cost_that_grows_on_a_line_with_a_fixed_part_is_not_off_it() -> None:
         "2",
         "16",
         "2.100 s",
+        "1.575 – 2.625",
         "131.2 ms",
         "+0.0 %",
         "12.00",
@@ -308,7 +312,7 @@ def test_cost_that_grows_faster_than_its_work_is_off_the_line() -> None:
 def test_two_values_always_lie_on_a_line_so_nothing_is_said() -> None:
     found = grown(1.0, 5.0)
     assert [growth.off for growth in found] == [{}, {}]
-    assert growth_rows(found, "rollout")[0][4] == "–"
+    assert growth_rows(found, "rollout")[0][5] == "–"
 
 
 @pytest.mark.parametrize(

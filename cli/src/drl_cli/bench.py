@@ -12,6 +12,9 @@ import click
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
+WIDTH = 120
+"""Columns of a table at least."""
+
 if TYPE_CHECKING:
     from drl.bench.growth import Growth, Varied
     from drl.bench.measure import Bench, Wanted
@@ -267,7 +270,7 @@ def show_bench(made: Bench) -> None:
     click.echo()
     for line in head_lines(made):
         click.echo(line)
-    show_table(("phase", "seconds", "share", memory_title(made)), phase_rows(made))
+    show_table(("phase", "seconds", "from – to", "share", memory_title(made)), phase_rows(made))
     show_table(("figure", "median"), speed_rows(made))
 
 
@@ -298,4 +301,7 @@ def show_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     click.echo()
-    Console().print(table)
+    console = Console()
+    # a narrow terminal may break a line, but no figure is cut short
+    console.width = max(console.width, WIDTH)
+    console.print(table)

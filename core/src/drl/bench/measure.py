@@ -41,6 +41,7 @@ SYNTHETIC, OWN = "synthetic", "recipe"
 PREFIX = "drl-bench-"
 """Begins the names of temporary folders."""
 ROLLOUT = "rollout"
+ITERATION, REST = "iteration", "unaccounted"
 WORK = {ROLLOUT: "perf/images_per_second", TRAIN: "perf/pairs_per_second"}
 """The rate of each phase that has one."""
 
@@ -78,7 +79,8 @@ class Bench:
 
     ``start_seconds``: from nothing to the first iteration. ``peaks``: the most that was held in each phase
     of any iteration but the first, in GiB; empty where the device does not tell. ``held``: what was held at
-    the end of each. ``work``: how many images a rollout made, and how many pairs a training took.
+    the end of each. ``work``: how many images a rollout made, and how many pairs a training took. ``ranges``:
+    seconds of the fastest and of the slowest of the others, by phase.
     """
 
     name: str
@@ -90,12 +92,14 @@ class Bench:
     peaks: Mapping[str, float] = field(default_factory=dict)
     held: Mapping[str, float] = field(default_factory=dict)
     work: Mapping[str, float] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def seconds(self) -> dict[str, float]:
         """Return the median seconds of each phase, and of what no phase claims."""
-        times = phases_of(self.middle)
-        return times | {"unaccounted": self.middle.get(UNACCOUNTED, 0.0)}
+        times = times_of(self.middle)
+        times.pop(ITERATION)
+        return times
 
     @property
     def step_seconds(self) -> float:
@@ -165,6 +169,7 @@ def measure(recipe: Any, wanted: Wanted, catalog: Catalog, echo: Echo = print) -
         peaks=largest([memory_of(row, peak=True) for row in later]),
         held=largest([memory_of(row, peak=False) for row in later]),
         work=medians([work_of(row) for row in later]),
+        ranges=ranges([times_of(row) for row in later]),
     )
 
 
@@ -317,6 +322,17 @@ def work_of(row: Mapping[str, float]) -> dict[str, float]:
         for phase, rate in WORK.items()
         if rate in row and phase in times
     }
+
+
+def times_of(row: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each phase, of what no phase claims, and of the whole iteration."""
+    return phases_of(row) | {REST: row.get(UNACCOUNTED, 0.0), ITERATION: row[STEP_TIME]}
+
+
+def ranges(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
+    """Return the smallest and the largest value of each name."""
+    most = largest(rows)
+    return {name: (min(row[name] for row in rows if name in row), most[name]) for name in most}
 
 
 def largest(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drl.bench.growth import Growth
-from drl.bench.measure import ROLLOUT, Bench
+from drl.bench.measure import ITERATION, ROLLOUT, Bench
 from drl.observe.performance import SPEED, plain_number
 from drl.observe.timing import STEP_TIME, TRAIN, phases_of
 
@@ -15,7 +15,7 @@ Row = tuple[str, ...]
 
 
 def phase_rows(bench: Bench) -> list[Row]:
-    """Return per phase: its median seconds, their share of the iteration, memory in GiB.
+    """Return per phase: its median seconds, from which to which they were, their share, memory in GiB.
 
     Phases that only the first iteration had (compiling, warm-up) are not among them.
     """
@@ -23,8 +23,16 @@ def phase_rows(bench: Bench) -> list[Row]:
     rows = []
     for name, seconds in sorted(bench.seconds.items(), key=lambda item: -item[1]):
         share = f"{100 * seconds / step:.1f} %" if step > 0 else UNKNOWN
-        rows.append((name, seconds_words(seconds), share, memory_words(bench, name)))
-    return [*rows, ("iteration", seconds_words(step), "", "")]
+        words = (seconds_words(seconds), range_words(bench, name), share, memory_words(bench, name))
+        rows.append((name, *words))
+    return [*rows, (ITERATION, seconds_words(step), range_words(bench, ITERATION), "", "")]
+
+
+def range_words(bench: Bench, phase: str) -> str:
+    """Return how long a phase took in the fastest and in the slowest iteration."""
+    if phase not in bench.ranges:
+        return UNKNOWN
+    return " – ".join(seconds_words(seconds).removesuffix(" s") for seconds in bench.ranges[phase])
 
 
 def memory_words(bench: Bench, phase: str) -> str:
@@ -69,14 +77,14 @@ def head_lines(bench: Bench) -> list[str]:
     ]
 
 
-GROWTH_TITLES = ("seconds", "each", "off the line", "memory GiB")
+GROWTH_TITLES = ("seconds", "from – to", "each", "off the line", "memory GiB")
 """Titles behind the value of a varied option and what the phase makes or takes."""
 
 COUNTED = {ROLLOUT: "images", TRAIN: "pairs"}
 
 
 def growth_rows(growths: Sequence[Growth], phase: str) -> list[Row]:
-    """Return per value: the work of a phase, its seconds in all and each, deviation, memory.
+    """Return per value: the work of a phase, its seconds, their range, seconds each, deviation, memory.
 
     No rows for a phase that was not measured.
     """
@@ -95,6 +103,7 @@ def _growth_row(growth: Growth, phase: str) -> Row:
         growth.value,
         f"{work:.0f}",
         seconds_words(seconds),
+        range_words(bench, phase),
         f"{1000 * seconds / work:.4g} ms" if work else UNKNOWN,
         UNKNOWN if off is None else f"{100 * off:+.1f} %",
         memory_words(bench, phase),
@@ -132,6 +141,7 @@ def as_json(bench: Bench) -> dict[str, Any]:
         "start_seconds": bench.start_seconds,
         "seconds": bench.seconds,
         "step_seconds": bench.step_seconds,
+        "seconds_range": {phase: list(both) for phase, both in bench.ranges.items()},
         "work": dict(bench.work),
         "peak_gib": dict(bench.peaks),
         "held_gib": dict(bench.held),

@@ -39,10 +39,11 @@ def test_an_iteration_with_shared_weights() -> None:
     ("changes", "own"),
     [
         ({"own_weights": "shared"}, 200),
-        ({"own_weights": "shared", "applied": True}, 40),
+        ({"own_weights": "shared", "applied": True}, 10 * 2),
         ({"own_weights": "fp32"}, 4000 + 30 + 400),
         ({"own_weights": "forward"}, 2000 + 30 + 200),
-        ({"own_weights": "fp32", "applied": True}, 4000 + 30 + 40),
+        ({"own_weights": "fp32", "applied": True}, 4000 + 30 + 10 * 2),
+        ({"own_weights": "fp32", "applied": True, "forward_size": 4}, 4000 + 30 + 10 * 4),
         ({"own_weights": "fp32", "adapters": False}, 4000 + 30),
         ({"own_weights": "fp32", "forward_size": 4}, 4000 + 30 + 400),
     ],

@@ -192,7 +192,7 @@ def engine_weights(anatomy: Anatomy, scenario: Scenario) -> int:
     if not scenario.adapters:
         return own
     if scenario.applied:
-        return own + int(held.trained * scenario.rank_factor)
+        return own + int(held.trained_elements * scenario.rank_factor) * scenario.forward_size
     return own + held.adapted * size
 
 

@@ -318,6 +318,26 @@ def test_applied_adapters_of_another_rank_or_in_another_layer_change_nothing(
     asyncio.run(engine.stop())
 
 
+def test_applied_adapters_are_rounded_at_the_sync_as_each_forward_would(
+    tiny_launch: Launch, trained: Trained, request_for: Callable[..., RolloutRequest]
+) -> None:
+    launch = replace(tiny_launch, dtype="bf16")
+    engines = [started(launch, trained, adapters="applied") for _ in range(2)]
+    once, each = (engine.store.components["transformer"] for engine in engines if engine.store)
+    each.autocast = None
+    pushed = trained.move(1)
+    proofs = [push(engine, pushed, LORA) for engine in engines]
+    assert proofs[0].checksums == proofs[1].checksums
+    assert {tensor.dtype for tensor in once.factors.values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in each.factors.values()} == {torch.float32}
+    here, there = (latents(sample(engine, request_for)) for engine in engines)
+    assert torch.equal(here, there)
+    push(engines[0], {name: torch.zeros_like(tensor) for name, tensor in pushed.items()}, LORA)
+    assert not torch.equal(latents(sample(engines[0], request_for)), here)
+    for engine in engines:
+        asyncio.run(engine.stop())
+
+
 def test_dense_weights_end_an_applied_adapter_of_their_layer(
     tiny_launch: Launch, trained: Trained, request_for: Callable[..., RolloutRequest]
 ) -> None:

@@ -47,8 +47,9 @@ class Component:
 
     ``shared``: the base is the trainer's memory, which is read and never written. ``applied``: adapters
     are computed beside the weights, not merged. ``pristine``: unmerged weight of each merged layer.
-    ``factors``: A [rank, in] and B [out, rank] of each layer that applies an adapter, as ``layer.lora_A``.
-    ``lora``: their rank and alpha.
+    ``factors``: A [rank, in] and B [out, rank] of each layer that applies an adapter, as ``layer.lora_A``, in
+    ``autocast``, the dtype in which autocast multiplies, where it is on: rounded at a sync and not in each
+    forward. ``lora``: their rank and alpha.
     ``rebuilt``: layers or memory are others than before, so that what was recorded for them is void.
     ``frozen``: fingerprint of the shared tensors, by how many of them are in use.
     """
@@ -57,6 +58,7 @@ class Component:
     tensors: dict[str, Tensor]
     shared: bool = False
     applied: bool = False
+    autocast: torch.dtype | None = None
     pristine: dict[str, Tensor] = field(default_factory=dict)
     factors: dict[str, Tensor] = field(default_factory=dict)
     lora: LoraFields | None = None
@@ -64,10 +66,17 @@ class Component:
     frozen: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module, *, shared: bool = False, applied: bool = False) -> Component:
+    def of(
+        cls,
+        model: nn.Module,
+        *,
+        shared: bool = False,
+        applied: bool = False,
+        autocast: torch.dtype | None = None,
+    ) -> Component:
         """Take the parameters and all buffers, those outside the state dict too."""
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        return cls(model, tensors, shared=shared, applied=applied)
+        return cls(model, tensors, shared=shared, applied=applied, autocast=autocast)
 
     def base(self, name: str) -> Tensor:
         """Return the weight of a layer as it is without any adapter."""
@@ -142,7 +151,8 @@ class Component:
         config = LoraConfig(rank=self.lora.rank, alpha=self.lora.alpha, target_modules=layers)
         first = next(iter(stage.adapters.values()))
         training = self.model.training
-        inject(self.model, config, generator=torch.Generator(), dtype=first.dtype)
+        dtype = self.autocast or first.dtype
+        inject(self.model, config, generator=torch.Generator(), dtype=dtype)
         self.model.requires_grad_(False).train(training)
         made = adapters(self.model)
         self.factors = {f"{layer}{A}": made[layer].A for layer in layers}

@@ -8,6 +8,7 @@ from typing import Any
 from drl.api import BadInput, Launch, WeightSource
 from drl.model.prepare import prepare_for_engine
 from drl_engine_local.component import Component, with_shared
+from drl_engine_local.sampler import DTYPES
 
 SHARED, AUTO = "shared", "auto"
 
@@ -31,7 +32,8 @@ def load_component(launch: Launch, name: str, options: Any) -> Component:
             source = replace(source, dtype=launch.dtype)  # never the whole in fp32
         model = launch.family.build(name, source).eval().requires_grad_(False)
     prepare_for_engine(name, model, launch, store=rounded and shared is None)
-    return Component.of(model, shared=shared is not None, applied=applied)
+    autocast = None if launch.dtype == "fp32" else DTYPES[launch.dtype]
+    return Component.of(model, shared=shared is not None, applied=applied, autocast=autocast)
 
 
 def may_share(options: Any) -> bool:

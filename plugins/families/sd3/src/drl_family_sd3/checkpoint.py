@@ -17,6 +17,11 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     SD3Transformer2DModel,
 )
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from torch import nn
 from transformers import CLIPTextModelWithProjection, T5EncoderModel
 from transformers.utils import logging
@@ -36,6 +41,15 @@ LOADED: Mapping[str, Mapping[str, Any]] = {"text_encoder_3": {"attn_implementati
 
 The fused kernel that transformers would take moves an embedding by 8e-6, and guidance multiplies that.
 """
+HUB_REASONS: Mapping[type[Exception], str] = {
+    GatedRepoError: "the hub gives it only to those who accepted its licence: accept it on the page of the "
+    "model, then 'hf auth login' or HF_TOKEN",
+    RepositoryNotFoundError: "the hub has no such repository, or does not show it to this account "
+    "('hf auth login', HF_TOKEN)",
+    LocalEntryNotFoundError: "the hub cannot be reached, and the cache of this machine does not have it",
+}
+"""What the hub's errors mean; of two that fit the first counts."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -77,11 +91,23 @@ def readable(checkpoint: str, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = str(error).partition("\n")[0]
         raise BadInput(
-            f"model.checkpoint: cannot read {what} of {checkpoint}: {reason}; give the folder of a "
-            "diffusers pipeline, or a hub id that this machine can download"
+            f"model.checkpoint: cannot read {what} of {checkpoint}: {reason_of(error)}; give the folder of "
+            "a diffusers pipeline, or a hub id that this machine can download"
         ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why something could not be fetched; the libraries call whatever failed a wrong name."""
+    chain: list[BaseException] = []
+    last: BaseException | None = error
+    while last is not None:
+        chain.append(last)
+        last = last.__cause__ or last.__context__
+    for kind, reason in HUB_REASONS.items():
+        if any(isinstance(one, kind) for one in chain):
+            return reason
+    return str(error).partition("\n")[0]
 
 
 def load_part(checkpoint: str, part: str, *, dtype: str, device: str) -> Any:

@@ -78,7 +78,7 @@ BENCHES = (
         "flow_grpo_80gb.toml",
         (*ITERATION, "sampling.guidance_scale=1", "train.global_batch_size=16"),
         arguments=("--vary", "rollout.batch_size=2,8,32"),
-        # 8 rows with applied adapters take hardly longer to compute than to launch
+        # launched kernel by kernel, iterations of 256 pictures took 27 to 34 s; replayed 25 s
         real=("--set", "rollout.local.cuda_graphs=true"),
     ),
 )

@@ -151,12 +151,10 @@ def each_bench(
             click.echo(f"\n{option.key}={value}")
             done.append(run_bench(session, each, compare=compare, record=record))
             keep(plain_growths(growths(option, [one.bench for one in done]), done))
-    except BaseException:
-        if done:
+    finally:
+        if 0 < len(done) < len(runs):
             unfinished = f"{option.key}={option.values[len(done)]}"
             click.echo(f"{unfinished} was not finished; what was measured before it:", err=True)
-        raise
-    finally:
         if done:
             show_growth(option.key, growths(option, [one.bench for one in done]))
             for value, one in zip(option.values, done, strict=False):

@@ -132,7 +132,7 @@ def reset_peak(device: str) -> None:
 
 def apart_from_eager(module: nn.Module, given: Row) -> Row:
     """Return how far outputs of compiled blocks are from those of eager ones, and the outputs' deviation."""
-    # with gradients: the graph that training has compiled already
+    # with gradients, as training computes
     compiled = module(**given)[0].detach().float()
     with torch.compiler.set_stance("force_eager"), torch.no_grad():
         eager = module(**given)[0].float()

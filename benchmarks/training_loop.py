@@ -334,10 +334,11 @@ def graphs(trial: Trial, case: Case) -> list[Row]:
     log = trial.compilations
     if log is None:
         return []
+    # counted before: with guidance the rows here are others than in training, and need a graph of their own
+    row = {"case": case.name, "graphs": log.graphs, "unexpected": log.unexpected}
     given = inputs(trial.size, trial.options.device, torch.float32)
     with trial.case(case), trial.trainer.forward.autocast():
-        apart = apart_from_eager(trial.model, given)
-    return [{"case": case.name, "graphs": log.graphs, "unexpected": log.unexpected, **apart}]
+        return [row | apart_from_eager(trial.model, given)]
 
 
 def keep(options: argparse.Namespace, rows: Sequence[Row]) -> None:

@@ -118,6 +118,7 @@ def test_cost_is_shown_value_by_value(recipe: Path, tmp_path: Path, drl: Drl) ->
     heads = [line.split()[0] for line in out.splitlines() if line.startswith("rollout.batch_size")]
     each = [f"rollout.batch_size={n}" for n in (1, 2, 3)]
     assert heads == [*each, "rollout.batch_size", "rollout.batch_size", *each]
+    assert "…" not in out, "a column is cut short"
     assert all(set(row["predicted"]["peak_bytes"]) >= {"rollout", "train"} for row in found)
     assert "images" in out
     assert "pairs" in out

@@ -102,6 +102,14 @@ def test_changes_are_the_strongest_for_the_phase_in_order_of_cost() -> None:
     ]
 
 
+def test_what_graphs_keep_counts_and_can_be_given_up() -> None:
+    planned = prediction(graphs=True, offload_train=True, offload_rollout=True)
+    named = {text: room for text, _, room in best_changes(planned, "rollout")}
+    without = planned.instead(graphs=False)
+    assert named["rollout.graphs = false"] == without.rooms["rollout"] < planned.rooms["rollout"]
+    assert without.peak_bytes == planned.peak_bytes
+
+
 def test_a_phase_that_the_plan_does_not_know_is_taken_for_the_largest() -> None:
     planned = prediction()
     assert {name for _, name, _ in best_changes(planned, "eval")} == {planned.largest.name}

@@ -102,6 +102,11 @@ class Prediction:
         return {phase.name: phase.peak for phase in self.phases}
 
     @property
+    def rooms(self) -> Mapping[str, int]:
+        """What each phase needs of a card: its peak, and what graphs keep beside it."""
+        return {phase.name: phase.room for phase in self.phases}
+
+    @property
     def largest(self) -> PhaseMemory:
         """The phase that needs the most room on a card."""
         return max(self.phases, key=lambda phase: phase.room)

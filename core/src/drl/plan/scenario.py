@@ -28,8 +28,8 @@ class Scenario:
     that are recomputed.
     ``extra_passes``: forwards without gradient for each trained one (old policy, reference).
     ``own_weights``: what the engine holds: "shared", "fp32" or "forward". ``graphs``: it records its forwards.
-    ``copies``: float32 copies of what
-    is trained (moving average, old policy). ``rank_factor``: adapters' size against the recipe's own.
+    ``copies``: float32 copies of what is trained (moving average, old policy). ``rank_factor``: adapters' size
+    against the recipe's own.
     ``shards``: ranks that full weights are spread over. ``resident``: parts that stay on the device, by name.
     """
 

@@ -80,33 +80,33 @@ def told(recipe: Any, catalog: Catalog, phase: str) -> list[str]:
     except Exception:
         general = WITHOUT_PLAN.get(phase, WITHOUT_PLAN[""])
         return ["turn one of these:", *(f"  {line}" for line in general)]
-    expected = [f"{one.name} {one.peak / GIB:.1f} GiB" for one in prediction.phases]
+    expected = [f"{one.name} {one.room / GIB:.1f} GiB" for one in prediction.phases]
     if prediction.card.memory is not None:
         expected.append(f"the card has {prediction.card.memory / GIB:.1f} GiB")
     lines = [f"the plan: {', '.join(expected)}"]
     knobs = best_changes(prediction, phase)
     if knobs:
         lines += [f"turn one of these, with what {knobs[0][1]} then needs:"]
-        lines += [f"  {text}: {peak / GIB:.1f} GiB" for text, _, peak in knobs]
+        lines += [f"  {text}: {room / GIB:.1f} GiB" for text, _, room in knobs]
     return [*lines, "drl plan RECIPE shows all of it; other programs on the card count too"]
 
 
 def best_changes(prediction: Prediction, phase: str) -> list[tuple[str, str, int]]:
-    """Return the changes that help a phase most, cheapest first: setting, phase, its peak in bytes.
+    """Return the changes that help a phase most, cheapest first: setting, phase, bytes that it then needs.
 
     For a phase that the plan does not know, such as the start, it is the largest one that counts.
     """
     from drl.plan.advice import changes
 
-    name = phase if phase in prediction.peak_bytes else prediction.largest.name
-    before = prediction.peak_bytes[name]
+    name = phase if phase in prediction.rooms else prediction.largest.name
+    before = prediction.rooms[name]
     found = [
-        (change[0], prediction.instead(**change[1]).peak_bytes[name])
+        (change[0], prediction.instead(**change[1]).rooms[name])
         for change in one_of_each(list(changes(prediction)))
     ]
-    useful = [(text, peak) for text, peak in found if peak < before]
+    useful = [(text, room) for text, room in found if room < before]
     kept = {text for text, _ in sorted(useful, key=lambda one: one[1])[:KNOBS]}
-    return [(text, name, peak) for text, peak in useful if text in kept]
+    return [(text, name, room) for text, room in useful if text in kept]
 
 
 def one_of_each(found: Sequence[Change]) -> list[Change]:

@@ -97,12 +97,18 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
 
 
 def pushes(run: Run, options: argparse.Namespace) -> Row:
-    """Push again and again; return the first and the median push, and the parts of one."""
+    """Push again and again; return the first push, those after it, and the parts of one."""
     times = []
     for version in range(options.warmup + options.repeats):
         shaken(run, version)
         times.append(seconds_of(lambda version=version: sync(run, version), options.device))
-    row: Row = {"first ms": times[0] * 1e3, "sync ms": median(times[options.warmup :]) * 1e3}
+    later = times[options.warmup :]
+    row: Row = {
+        "first ms": times[0] * 1e3,
+        "sync ms": median(later) * 1e3,
+        "from ms": min(later) * 1e3,
+        "to ms": max(later) * 1e3,
+    }
     return row | parts(run, options)
 
 

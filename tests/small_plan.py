@@ -56,11 +56,17 @@ def footprints(share: float) -> Linear:
     return Linear(peak=max(kept, 30), kept=kept, forward=1e12, backward=(1 + share) * 1e12)
 
 
+def recorded(rows: int, *, applied: bool) -> int:
+    """More than a forward's 20 a row: segments."""
+    return rows * (35 if applied else 30)
+
+
 ANATOMY: Any = SimpleNamespace(
     outline=OUTLINE,
     bytes=BYTES,
     training=footprints,
     inference=Linear(peak=20, kept=0, forward=1e12, backward=0),
+    recorded=recorded,
     decoding=Footprint(peak=400),
     row_bytes=40,
     condition_bytes=48,

@@ -17,7 +17,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 source tools/gpu_install.sh "${1:-.gpu}"
 # compiled kernels are found again by the processes that follow
-export TORCHINDUCTOR_CACHE_DIR=$work/compiled DRL_RATES=$out/rates.json
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$work/compiled} DRL_RATES=$out/rates.json
 log=$out/gpu_bench.log
 : >"$log"
 : "${ROLLOUT_S:=200}" "${TRAINING_LOOP_S:=350}" "${SYNC_S:=90}" "${ONE_GPU_S:=520}"

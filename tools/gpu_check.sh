@@ -20,7 +20,7 @@ source tools/gpu_install.sh "$bundle"
 export DRL_GPU_FACTS=$out/gpu_check.json
 rm -f "$DRL_GPU_FACTS"
 # compiled kernels are found again by the processes that follow
-export TORCHINDUCTOR_CACHE_DIR=$work/compiled
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$work/compiled}
 
 # usage: check SECONDS NAME ARGUMENT...; prints one line a failure, the rest goes to NAME.log
 check() {

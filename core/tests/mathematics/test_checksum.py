@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from drl.mathematics.checksum import raw_bytes, tensors_digest
+from drl.mathematics import checksum
+from drl.mathematics.checksum import FEW_BYTES, raw_bytes, tensors_digest
+
+
+def sha256(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 @pytest.fixture
@@ -17,12 +22,22 @@ def tensors() -> list[Tensor]:
     return [torch.randn(3, 4, generator=generator), torch.randn(5, generator=generator)]
 
 
-def test_is_sha256_over_sorted_name_dtype_shape_and_bytes() -> None:
+def test_is_sha256_over_sorted_name_dtype_shape_and_digest_of_the_bytes() -> None:
     by_hand = hashlib.sha256()
-    by_hand.update(b"('a', 'float32', (2,))" + b"\x00\x00\x80?\x00\x00\x00@")
-    by_hand.update(b"('b', 'bfloat16', ())" + b"\x80?")
+    by_hand.update(b"('a', 'float32', (2,))" + sha256(b"\x00\x00\x80?\x00\x00\x00@"))
+    by_hand.update(b"('b', 'bfloat16', ())" + sha256(b"\x80?"))
     named = {"b": torch.tensor(1.0, dtype=torch.bfloat16), "a": torch.tensor([1.0, 2.0])}
     assert tensors_digest(named.keys(), named.values()) == by_hand.hexdigest()
+
+
+def test_many_bytes_are_hashed_in_pieces_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksum, "PIECE_BYTES", FEW_BYTES)
+    sizes = (FEW_BYTES // 3, 10, FEW_BYTES // 2, FEW_BYTES * 3 // 4, 0, 7)
+    tensors = [torch.full((size,), number, dtype=torch.uint8) for number, size in enumerate(sizes)]
+    assert len(list(checksum.pieces(tensors))) > 1
+    expected = [sha256(bytes([number]) * size) for number, size in enumerate(sizes)]
+    assert list(checksum.content_digests(tensors)) == expected
+    assert list(checksum.content_digests(tensors[:2])) == expected[:2]
 
 
 def test_order_of_arguments_does_not_matter(tensors: list[Tensor]) -> None:

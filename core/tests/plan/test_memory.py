@@ -90,29 +90,33 @@ def test_workspace_is_added_to_every_phase() -> None:
         assert phase.peak == plain[name].peak + 7
 
 
-def test_recorded_forwards_keep_their_memory_beside_every_phase() -> None:
+def test_recorded_forwards_keep_their_memory_and_copies_of_inputs_beside_every_phase() -> None:
     plain, graphs = phases(), phases(graphs=True)
-    kept = 8 * 20
+    copies = 8 * (48 + 40)
     for name, phase in graphs.items():
-        assert (phase.peak, phase.graphs) == (plain[name].peak, kept)
-        assert phase.room == phase.peak + kept
+        assert (phase.peak, phase.graphs) == (plain[name].peak + copies, 8 * 30)
+        assert phase.room == phase.peak + phase.graphs
         assert plain[name].room == plain[name].peak
     both = phases(graphs=True, branches=2, batched=True)
-    assert both["train"].graphs == 16 * 20
+    assert both["train"].graphs == 16 * 30
+    assert both["train"].data == plain["train"].data + 8 * (2 * 48 + 40)
+    applied = phases(graphs=True, applied=True)
+    assert applied["train"].graphs == 8 * 35
 
 
 def test_a_forward_computes_in_the_memory_of_its_graph() -> None:
     """Its own activations are not needed twice."""
-    denoising = phases(graphs=True, decode_rows=1, branches=2, batched=True)["rollout"]
-    assert (denoising.moment, denoising.activations, denoising.graphs) == ("decoding", 100, 320)
-    small = phases(graphs=True, decode_rows=0)["rollout"]
-    assert small.room == phases(decode_rows=0)["rollout"].room
+    decoding = phases(graphs=True, decode_rows=1, branches=2, batched=True)["rollout"]
+    assert (decoding.moment, decoding.activations, decoding.graphs) == ("decoding", 100, 480)
+    denoising = phases(graphs=True, decode_rows=0)["rollout"]
+    assert (denoising.activations, denoising.graphs) == (8 * 20, 8 * 10)
 
 
 def test_graphs_are_forgotten_by_an_engine_that_leaves() -> None:
     away = phases(graphs=True, offload_rollout=True)
-    assert away["rollout"].graphs == 8 * 20
+    assert away["rollout"].graphs == 8 * 30
     assert (away["train"].graphs, away["update_weights"].graphs) == (0, 0)
+    assert away["train"].data == phases(offload_rollout=True)["train"].data
     assert phases(graphs=True, rollout=False)["train"].graphs == 0
 
 

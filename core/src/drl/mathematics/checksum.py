@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from itertools import pairwise
 
@@ -13,19 +15,26 @@ PIECE_BYTES = 2**26
 """Most bytes that are gathered into one piece; a digest reads a tensor that is larger as one."""
 
 
+FEW_BYTES = 2**20
+"""Fewer bytes are hashed without threads."""
+
+HASHERS = 8
+"""Most threads of one digest: more than that outrun the transfer from a GPU."""
+
+
 def tensors_digest(names: Iterable[str], tensors: Iterable[Tensor]) -> str:
-    """Return the SHA-256 (hex) over sorted (name, dtype, shape, raw bytes).
+    """Return the SHA-256 (hex) over sorted (name, dtype, shape, SHA-256 of the raw bytes).
 
     Any dtype, any device; the order of the arguments does not matter. Contiguous CPU tensors are
-    read in place, those of a GPU fetched many at a time. Raises ValueError when names repeat or the two
-    lengths differ.
+    read in place, those of a GPU fetched many at a time; several are hashed at once. Raises ValueError when
+    names repeat or the two lengths differ.
     """
     items = sorted(zip(names, tensors, strict=True), key=lambda item: item[0])
     for (name, _), (following, _) in pairwise(items):
         if name == following:
             raise ValueError(f"tensor name {name!r} occurs twice; a digest needs unique names")
     digest = sha256()
-    contents = host_bytes([tensor for _, tensor in items])
+    contents = content_digests([tensor for _, tensor in items])
     for (name, tensor), content in zip(items, contents, strict=True):
         dtype = str(tensor.dtype).removeprefix("torch.")
         digest.update(repr((name, dtype, tuple(tensor.shape))).encode())
@@ -33,17 +42,38 @@ def tensors_digest(names: Iterable[str], tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def host_bytes(tensors: Sequence[Tensor]) -> Iterator[memoryview]:
-    """Yield the bytes of each tensor in row-major order; GPU tensors are copied in pieces of several."""
+def content_digests(tensors: Sequence[Tensor]) -> Iterator[bytes]:
+    """Yield the SHA-256 of the bytes of each tensor in row-major order.
+
+    Threads hash one piece while the next is fetched: two pieces are on the host at most.
+    """
+    if sum(tensor.nbytes for tensor in tensors) < FEW_BYTES:
+        yield from (sha256(view).digest() for piece in host_bytes(tensors) for view in piece)
+        return
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, HASHERS)) as pool:
+        pending: list[Future[bytes]] = []
+        for piece in host_bytes(tensors):
+            hashing = [pool.submit(_hashed, view) for view in piece]
+            yield from (done.result() for done in pending)
+            pending = hashing
+            del piece, hashing  # the memory of a piece goes with it
+        yield from (done.result() for done in pending)
+
+
+def _hashed(view: memoryview) -> bytes:
+    return sha256(view).digest()
+
+
+def host_bytes(tensors: Sequence[Tensor]) -> Iterator[list[memoryview]]:
+    """Yield the bytes of neighbouring tensors in row-major order, those of a GPU copied in one transfer."""
     for piece in pieces(tensors):
         if not piece[0].is_cuda:
-            yield from map(raw_bytes, piece)
+            yield [raw_bytes(tensor) for tensor in piece]
             continue
         flat = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in piece])
         host = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=True)
         host.copy_(flat)
-        for part in host.split([tensor.nbytes for tensor in piece]):
-            yield part.numpy().data
+        yield [part.numpy().data for part in host.split([tensor.nbytes for tensor in piece])]
 
 
 def pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -151,6 +151,22 @@ class Anatomy:
         """Return what a forward without gradient takes, adapters merged or left out."""
         return Rows(lambda rows: self._largest(lambda name: self._infer(name, rows)))
 
+    def recorded(self, rows: int, *, applied: bool) -> int:
+        """Return the bytes that a recorded forward of so many rows reserves for itself.
+
+        ``applied``: adapters are computed beside the weights. Segments do not grow in step with the rows, so
+        it is followed at these very rows.
+        """
+        key = rows, applied
+        if key not in self._recorded:
+            footprint = self._largest(lambda name: self._infer(name, rows, applied=applied))
+            self._recorded[key] = footprint.reserved
+        return self._recorded[key]
+
+    @cached_property
+    def _recorded(self) -> dict[tuple[int, bool], int]:
+        return {}
+
     @cached_property
     def decoding(self) -> Footprint:
         """Return what decoding one batch takes; nothing where nothing is decoded."""
@@ -184,9 +200,9 @@ class Anatomy:
         # gradients stay for the whole window and are counted beside the optimizer's state
         return replace(footprint, peak=max(footprint.kept, footprint.peak - gradients))
 
-    def _infer(self, name: str, rows: int) -> Footprint:
+    def _infer(self, name: str, rows: int, *, applied: bool = False) -> Footprint:
         module = self.modules[name].eval()
-        with adapter_off(module) if lora_layers(module) else nullcontext():
+        with adapter_off(module) if lora_layers(module) and not applied else nullcontext():
             return inference_footprint(self.forward(name, rows), self.dtype)
 
     def forward(self, name: str, rows: int) -> Callable[[], Mapping[str, Tensor]]:

@@ -25,6 +25,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
+from drl.plan.allocator import Segments
+
 ALLOCATION = 512
 """A GPU's allocator hands out multiples of this many bytes."""
 
@@ -34,11 +36,13 @@ class Ledger(TorchDispatchMode):
 
     ``reordered``: convolutions of tensors with the channels first hold copies of input and output with the channels
     last while they run, as cuDNN's kernels for tensor cores do; compiled code has the channels last throughout.
+    ``segments``: what memory is handed out of, where that is to be known.
     """
 
-    def __init__(self, *, reordered: bool = False) -> None:
+    def __init__(self, *, reordered: bool = False, segments: Segments | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.reordered = reordered
+        self.segments = segments
         self.live = 0
         self.peak = 0
         self.flops = 0.0
@@ -76,10 +80,14 @@ class Ledger(TorchDispatchMode):
         if identity in self._known:
             return
         size = -(-storage.nbytes() // ALLOCATION) * ALLOCATION if counted else 0
+        segments = self.segments if size else None
+        block = None if segments is None else segments.take(size)
 
         def ended(_: object) -> None:
             del self._known[identity]
             self.live -= size
+            if segments is not None and block is not None:
+                segments.give_back(block)
 
         self._known[identity] = weakref.ref(storage, ended)
         self.live += size
@@ -226,19 +234,23 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 class Footprint:
     """What a computation takes beyond what was there. ``kept``: bytes alive after a forward, for its backward.
 
-    ``peak``: most bytes at once. ``forward_flops``, ``backward_flops``: matrix products of each.
+    ``peak``: most bytes at once. ``reserved``: what an allocator of its own takes from a GPU to hand them out, of
+    forwards without gradient. ``forward_flops``, ``backward_flops``: matrix products of each.
     """
 
     peak: int
     kept: int = 0
+    reserved: int = 0
     forward_flops: float = 0.0
     backward_flops: float = 0.0
 
 
 @contextmanager
-def observed(dtype: torch.dtype, *, reordered: bool = False) -> Iterator[Ledger]:
+def observed(
+    dtype: torch.dtype, *, reordered: bool = False, segments: Segments | None = None
+) -> Iterator[Ledger]:
     """Follow what runs inside, with the precision that autocast at ``dtype`` would give it."""
-    ledger = Ledger(reordered=reordered)
+    ledger = Ledger(reordered=reordered, segments=segments)
     with Precision(dtype, ledger), ledger:
         yield ledger
 
@@ -247,9 +259,10 @@ def inference_footprint(
     forward: Callable[[], object], dtype: torch.dtype, *, reordered: bool = False
 ) -> Footprint:
     """Return what a forward without gradient takes; ``reordered`` as ``Ledger`` has it."""
-    with torch.no_grad(), observed(dtype, reordered=reordered) as ledger:
+    segments = Segments()
+    with torch.no_grad(), observed(dtype, reordered=reordered, segments=segments) as ledger:
         forward()
-    return Footprint(peak=ledger.peak, forward_flops=ledger.flops)
+    return Footprint(peak=ledger.peak, reserved=segments.reserved, forward_flops=ledger.flops)
 
 
 def training_footprint(forward: Callable[[], Sequence[Tensor]], dtype: torch.dtype) -> Footprint:

@@ -71,29 +71,40 @@ def _room(phase: PhaseMemory) -> int:
 
 
 def denoising(anatomy: Anatomy, scenario: Scenario) -> PhaseMemory:
-    """Return the engine's forwards; with graphs their activations are what those keep."""
+    """Return the engine's forwards; recorded ones have their activations in what their graphs keep."""
+    activations = forward_activations(anatomy, scenario)
     return PhaseMemory(
         name=ROLLOUT,
         moment="denoising",
         weights=resting(anatomy, scenario, training=False),
         state=0 if scenario.offload_train else trained_state(anatomy, scenario),
-        data=samples_kept(anatomy, scenario),
-        activations=forward_activations(anatomy, scenario),
+        data=samples_kept(anatomy, scenario, training=False),
+        activations=activations,
+        graphs=max(0, kept_by_graphs(anatomy, scenario) - activations),
     )
 
 
 def forward_activations(anatomy: Anatomy, scenario: Scenario) -> int:
-    """Return what a forward adds; both predictions of guidance share one where they are batched."""
-    rows = scenario.engine_rows * (scenario.branches if scenario.batched else 1)
-    return anatomy.inference.at(rows).peak
+    """Return what a forward adds."""
+    return anatomy.inference.at(forward_rows(scenario)).peak
+
+
+def forward_rows(scenario: Scenario) -> int:
+    """Return the rows of a forward of the engine; both predictions of guidance share one where they are batched."""
+    return scenario.engine_rows * (scenario.branches if scenario.batched else 1)
 
 
 def kept_by_graphs(anatomy: Anatomy, scenario: Scenario, *, training: bool = False) -> int:
-    """Return what recorded forwards keep, of which each uses the same; an engine that leaves forgets them."""
-    away = training and scenario.offload_rollout
-    if not scenario.graphs or not scenario.rollout or away:
+    """Return what recorded forwards keep, of which each uses the same."""
+    if not has_graphs(scenario, training=training):
         return 0
-    return forward_activations(anatomy, scenario)
+    return anatomy.recorded(forward_rows(scenario), applied=scenario.applied)
+
+
+def has_graphs(scenario: Scenario, *, training: bool) -> bool:
+    """Say whether forwards are recorded at that time; an engine that leaves forgets them."""
+    away = training and scenario.offload_rollout
+    return scenario.graphs and scenario.rollout and not away
 
 
 def decoding(anatomy: Anatomy, scenario: Scenario) -> PhaseMemory:
@@ -104,7 +115,7 @@ def decoding(anatomy: Anatomy, scenario: Scenario) -> PhaseMemory:
         moment="decoding",
         weights=resting(anatomy, scenario, training=False),
         state=0 if scenario.offload_train else trained_state(anatomy, scenario),
-        data=samples_kept(anatomy, scenario),
+        data=samples_kept(anatomy, scenario, training=False),
         activations=anatomy.decoding.peak * scenario.decode_rows // measured_rows,
         graphs=kept_by_graphs(anatomy, scenario),
     )
@@ -119,7 +130,7 @@ def training(anatomy: Anatomy, scenario: Scenario, measured: Measured) -> PhaseM
         moment="backward",
         weights=resting(anatomy, scenario, training=True),
         state=trained_state(anatomy, scenario) + gradients(anatomy, scenario),
-        data=samples_kept(anatomy, scenario) + window,
+        data=samples_kept(anatomy, scenario, training=True) + window,
         activations=activations(anatomy, scenario, rows, measured.trained_share),
         graphs=kept_by_graphs(anatomy, scenario, training=True),
     )
@@ -155,7 +166,7 @@ def pushing(anatomy: Anatomy, scenario: Scenario) -> PhaseMemory:
         moment="push",
         weights=resting(anatomy, scenario, training=True, pushing=True),
         state=trained_state(anatomy, scenario) + gradients(anatomy, scenario),
-        data=samples_kept(anatomy, scenario),
+        data=samples_kept(anatomy, scenario, training=True),
         activations=max(made, anatomy.bytes.compared),
         graphs=kept_by_graphs(anatomy, scenario, training=True),
     )
@@ -224,9 +235,16 @@ def trained_state(anatomy: Anatomy, scenario: Scenario) -> int:
     return int(state) // scenario.shards
 
 
-def samples_kept(anatomy: Anatomy, scenario: Scenario) -> int:
-    """Return the bytes of a rollout's latents and conditions, which stay on the device until it is trained on."""
+def samples_kept(anatomy: Anatomy, scenario: Scenario, *, training: bool) -> int:
+    """Return the bytes of a rollout's latents and conditions, which stay on the device until it is trained on.
+
+    Recorded forwards read their inputs from copies.
+    """
     if not scenario.rollout:
         return 0
     latents = scenario.samples * (scenario.num_steps + 1) * anatomy.row_bytes
-    return latents + (scenario.prompts + 1) * anatomy.condition_bytes
+    copied = 0
+    if has_graphs(scenario, training=training):
+        conditions = scenario.engine_rows * scenario.branches
+        copied = conditions * anatomy.condition_bytes + scenario.engine_rows * anatomy.row_bytes
+    return latents + (scenario.prompts + 1) * anatomy.condition_bytes + copied

@@ -25,6 +25,7 @@ from drl.errors import OutOfMemory
 from drl.model.build import adapt
 from drl.model.compiled import Compilations, compile_blocks
 from drl.model.precision import store_frozen
+from drl.plan.memory import COMPILED_SHARE
 from drl.plan.predict import Card, Prediction, predict
 from drl.types import Context
 from drl_engine_local.graphs import ForwardGraphs
@@ -130,15 +131,19 @@ def test_a_forward_holds_what_the_plan_says(cuda: str, found: Prediction, model:
     assert added(sample) == pytest.approx(found.anatomy.inference.at(16).peak, rel=LIMIT)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("rows", "compiled"),
+    [(16, False), (8, True), (16, True), (32, True)],
+    ids=["eager", "compiled, 8 rows", "compiled, 16 rows", "compiled, 32 rows"],
+)
 def test_a_recorded_forward_keeps_what_the_plan_says(
-    cuda: str, found: Prediction, model: nn.Module, compiled: bool
+    cuda: str, found: Prediction, model: nn.Module, rows: int, compiled: bool
 ) -> None:
     outline, family = found.anatomy.outline, found.anatomy.family
     shapes = outline.condition.items()
     empty = ConditionRecord(tensors={n: torch.zeros(shape, device=cuda) for n, shape in shapes})
-    condition = family.collate([family.condition(empty)] * 16)
-    streams = {n: torch.zeros(16, *shape, device=cuda) for n, shape in outline.streams.items()}
+    condition = family.collate([family.condition(empty)] * rows)
+    streams = {n: torch.zeros(rows, *shape, device=cuda) for n, shape in outline.streams.items()}
     model.eval()
     if compiled:
         blocks = found.anatomy.configs["transformer"].wrap
@@ -150,14 +155,16 @@ def test_a_recorded_forward_keeps_what_the_plan_says(
         with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
             return family.forward(model, given, time_B, known.positive)
 
-    arguments = (streams, torch.full((16,), 500.0, device=cuda), Conditions(positive=condition))
+    arguments = (streams, torch.full((rows,), 500.0, device=cuda), Conditions(positive=condition))
     plain("transformer", *arguments)
     before = reserved()
     graphs = ForwardGraphs(torch.device(cuda))
     graphs.predict(plain, "transformer", *arguments, guidance=Guidance())
-    kept, expected = reserved() - before, found.anatomy.recorded(16, applied=True)
-    how = "compiled" if compiled else "eager"
-    record("GiB that a recorded forward keeps", plan=expected / 2**30, **{how: kept / 2**30})
+    kept = reserved() - before
+    expected = found.anatomy.recorded(rows, applied=True) * (COMPILED_SHARE if compiled else 1.0)
+    how = f"{rows} rows, {'compiled' if compiled else 'eager'}"
+    figures = {how: kept / 2**30, f"{how}: plan": expected / 2**30}
+    record("GiB that a recorded forward keeps", **figures)
     graphs.forget()
     assert reserved() - before < 0.1 * kept
     assert kept == pytest.approx(expected, rel=LIMIT)

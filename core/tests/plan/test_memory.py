@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from small_plan import ANATOMY, BYTES, OUTLINE, SCENARIO
 
-from drl.plan.memory import EXACT, Measured, phases_of
+from drl.plan.memory import COMPILED_SHARE, EXACT, Measured, phases_of
 
 PARTS = 5700
 STATE = 2 * 40
@@ -102,6 +102,8 @@ def test_recorded_forwards_keep_their_memory_and_copies_of_inputs_beside_every_p
     assert both["train"].data == plain["train"].data + 8 * (2 * 48 + 40)
     applied = phases(graphs=True, applied=True)
     assert applied["train"].graphs == 8 * 35
+    compiled = phases(graphs=True, engine_compiled=True)
+    assert compiled["train"].graphs == int(COMPILED_SHARE * 8 * 30)
 
 
 def test_a_forward_computes_in_the_memory_of_its_graph() -> None:

@@ -81,7 +81,7 @@ class Condition:
     rows: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class Conditions:
     """Both conditions of guidance. Made by ``Family.conditions``, read by ``Family.predict``.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -58,6 +59,27 @@ def test_another_shape_dtype_or_value_is_another_graph() -> None:
     assert len({form(), *others}) == 5
 
 
+def test_a_graph_keeps_no_conditions_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a batch are gone with the batch, and the next ones are copied, wherever they lie."""
+    graphs = ForwardGraphs(torch.device("cuda"))
+    own = Conditions(positive=condition(0.0))
+
+    def recording(_predict: Any, streams: Any, time_B: Any, _conditions: Any) -> Recording:
+        graph = SimpleNamespace(replay=lambda: None)
+        return Recording(graph, streams, time_B, own, streams, ref(own))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(graphs, "_record", recording)
+    for value in (1.0, 2.0, 3.0):
+        given = Conditions(positive=condition(value))
+        for _ in range(2):
+            streams = {"visual": torch.ones(2, 3)}
+            graphs.predict(lambda *_: {}, "transformer", streams, torch.ones(2), given, Guidance())
+            assert own.positive.arguments["text"].tolist()[0][0] == value
+        gone = ref(given)
+        del given
+        assert gone() is None
+
+
 def test_forwards_of_ever_new_shapes_are_not_recorded_without_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -67,7 +89,7 @@ def test_forwards_of_ever_new_shapes_are_not_recorded_without_end(
 
     def recording(_predict: Any, streams: Any, time_B: Any, conditions: Any) -> Recording:
         graph = SimpleNamespace(replay=lambda: replayed.append(1))
-        return Recording(graph, streams, time_B, conditions, streams, conditions)  # type: ignore[arg-type]
+        return Recording(graph, streams, time_B, conditions, streams, ref(conditions))  # type: ignore[arg-type]
 
     monkeypatch.setattr(graphs, "_record", recording)
     launched: list[int] = []

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 
@@ -34,7 +35,7 @@ Predict = Callable[[str, Streams, "Tensor", Conditions, Guidance], Streams]
 class Recording:
     """One graph, the memory that it reads, and the memory that it writes.
 
-    ``filled``: the conditions that the memory holds now.
+    ``filled``: the conditions that the memory holds now, as long as they are anywhere else.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -42,7 +43,7 @@ class Recording:
     time_B: Tensor
     conditions: Conditions
     written: Streams
-    filled: Conditions
+    filled: ref[Conditions]
 
 
 class ForwardGraphs:
@@ -134,7 +135,7 @@ class ForwardGraphs:
             graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
         ):
             written = predict(own_streams, own_time_B, own)
-        return Recording(graph, own_streams, own_time_B, own, written, own)
+        return Recording(graph, own_streams, own_time_B, own, written, ref(own))
 
     def _fill(
         self, recording: Recording, streams: Streams, time_B: Tensor, conditions: Conditions
@@ -142,13 +143,13 @@ class ForwardGraphs:
         for name, tensor in streams.items():
             recording.streams[name].copy_(tensor)
         recording.time_B.copy_(time_B)
-        if recording.filled is conditions:
+        if recording.filled() is conditions:
             return  # of the batch whose step before this one brought them
         given = arguments_of(conditions)
         for name, memory in arguments_of(recording.conditions).items():
             if isinstance(memory, torch.Tensor):
                 memory.copy_(given[name])
-        recording.filled = conditions
+        recording.filled = ref(conditions)
 
 
 def copied(conditions: Conditions) -> Conditions:

@@ -12,9 +12,6 @@ import click
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
-WIDTH = 120
-"""Columns of a table at least."""
-
 if TYPE_CHECKING:
     from drl.bench.growth import Growth, Varied
     from drl.bench.measure import Bench, Wanted
@@ -289,9 +286,10 @@ def show_growth(key: str, found: Sequence[Growth]) -> None:
 
 def show_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: the first column to the left, the others to the right."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from drl_cli.wide import wide_console
 
     table = Table(box=None, pad_edge=False)
     for number, title in enumerate(titles):
@@ -299,7 +297,4 @@ def show_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     click.echo()
-    console = Console()
-    # a narrow terminal may break a line, but no figure is cut short
-    console.width = max(console.width, WIDTH)
-    console.print(table)
+    wide_console().print(table)

@@ -8,17 +8,16 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from drl.plan.advice import Advice, advise, budget, faster, fits, total
 from drl.plan.predict import Prediction, no_rates
 from drl.plan.scaling import scaled
 from drl.stages.pairs import BatchPlan
+from drl_cli.wide import wide_console
 
 GIB = 2**30
 TFLOP = 1e12
-WIDTH = 100
 
 
 def show(found: Prediction | str) -> None:
@@ -26,7 +25,7 @@ def show(found: Prediction | str) -> None:
     if isinstance(found, str):
         click.echo(f"memory and work are not predicted: {found}")
         return
-    console = Console(width=WIDTH, highlight=False)
+    console = wide_console()
     console.print()
     console.print(memory_table(found))
     console.print(work_table(found))

@@ -31,7 +31,8 @@ from gpu.pipelines import MEDIUM, SMALL, write_pipeline
 from limited import run_limited
 
 SD3 = ROOT / "recipes" / "sd3"
-PHASES = ("rollout", "train", "update_weights", "reward", "unaccounted")
+PHASES = ("rollout", "train", "update_weights", "reward", "reward_wait", "unaccounted")
+"""``reward`` is time beside the rollout, ``reward_wait`` a part of it."""
 MEMORY = ("rollout", "train")
 STEP_FIGURES = ("mean", "max")
 SPEED = {
@@ -249,7 +250,8 @@ def columns_of(rows: Sequence[Row]) -> list[list[str]]:
 
 def row_of(name: str, made: dict[str, Any]) -> Row:
     """Return the figures of one bench in one row; errors of ``drl plan`` in percent."""
-    seconds, speed, peaks = made["seconds"], made["speed"], made["peak_gib"]
+    seconds, speed, peaks = dict(made["seconds"]), made["speed"], made["peak_gib"]
+    seconds |= made.get("beside", {})
     planned = made.get("predicted", {})
     row: Row = {"case": name, "iteration s": made["step_seconds"]}
     row |= {f"{phase} s": seconds.get(phase) for phase in PHASES}

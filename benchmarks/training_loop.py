@@ -50,11 +50,12 @@ from drl.api import RowShape
 from drl.catalog import Catalog
 from drl.config import load_recipe
 from drl.interfaces.family import Family, WeightSource
+from drl.mathematics.feeding import DTYPES
 from drl.model.build import build_components
 from drl.model.compiled import Compilations
 from drl.model.trainer import Trainer
 from drl.observe.work import WorkCounter
-from drl.stages.loss import DTYPES, OLD
+from drl.stages.loss import OLD
 from drl.stages.pairs import build_shards
 from drl.stages.parity import log_probs
 from drl.stages.step import accumulate

@@ -13,7 +13,7 @@ from small_trainer import Toy
 from torch import Tensor, nn
 
 from drl.api import VISUAL, Context, Loss, Need, Pair, Sample, Shard, StepContext, rejected
-from drl.interfaces.family import InputDtypes, Route
+from drl.interfaces.family import Route
 from drl.mathematics.gaussian import over_rows
 from drl.stages.loss import Forward
 from drl.stages.pairs import build_shards
@@ -115,7 +115,6 @@ def forward_of(
         backend=FlowSde(None, Context(section=SECTION)) if Need.ROLLOUT in loss.needs else None,
         device=torch.device(device),
         dtype=dtype,
-        input_dtypes=InputDtypes(),
         guidance={"guidance_scale": Guidance(scale=scale)},
         batched_guidance=batched,
         **policies,

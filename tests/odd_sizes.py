@@ -12,7 +12,6 @@ from small_trainer import FAMILY, Scale
 from torch import Tensor
 
 from drl.api import Context, Pair, Sample, Shard, StepContext
-from drl.interfaces.family import PASSTHROUGH
 from drl.mathematics.schedule import ScheduleSettings
 from drl.model.trainer import StepSettings, Trainer
 from drl.stages.loss import Forward
@@ -43,7 +42,6 @@ def make_forward(*, recompute: bool = False) -> Forward:
         backend=FlowSde(None, Context(section=SECTION)),
         device=torch.device("cpu"),
         dtype="fp32",
-        input_dtypes=PASSTHROUGH,
         guidance={"guidance_scale": Guidance()},
     )
 

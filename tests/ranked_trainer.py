@@ -15,7 +15,6 @@ from torch import nn
 
 from drl.cluster.ranks import RankedTrainer, RankGroup
 from drl.errors import BadInput
-from drl.interfaces.family import PASSTHROUGH
 from drl.lora import LoraConfig, adapter_off, inject
 from drl.lora.sharding import full_tensor
 from drl.mathematics.schedule import ScheduleSettings
@@ -106,7 +105,6 @@ def make_trainer(
         backend=None,
         device=torch.device(device),
         dtype="fp32",
-        input_dtypes=PASSTHROUGH,
         guidance={"guidance_scale": Guidance()},
         reference=(lambda component: adapter_off(net)) if reference else None,
     )

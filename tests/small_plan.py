@@ -109,7 +109,11 @@ SCENARIO = Scenario(
     prompts=2,
 )
 ENGINE = EngineOutline(
-    rows=8, weights="shared", weights_option="rollout.weights", graphs_option="rollout.graphs"
+    rows=8,
+    weights="shared",
+    weights_option="rollout.weights",
+    graphs_option="rollout.graphs",
+    rows_option="rollout.rows",
 )
 CARD = Card(name="Card", torch="2.11.0")
 

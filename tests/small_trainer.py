@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from drl.interfaces.family import PASSTHROUGH, Family, Route
+from drl.interfaces.family import Family, Route
 from drl.interfaces.loss import Loss
 from drl.mathematics.schedule import ScheduleSettings
 from drl.model.trainer import StepSettings, Trainer
@@ -81,7 +81,6 @@ def trainer(model=None, *, lr=0.1, max_bad_steps=1, schedule=None, clip=1e9):
         backend=None,
         device=torch.device("cpu"),
         dtype="fp32",
-        input_dtypes=PASSTHROUGH,
         guidance={"guidance_scale": Guidance()},
     )
     return Trainer(

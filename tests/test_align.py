@@ -99,7 +99,47 @@ def test_a_recipe_with_nothing_to_compare_is_exit_code_2_and_writes_nothing(
 def test_a_folder_that_is_taken_is_refused(recipe: Path, tmp_path: Path, drl: Drl) -> None:
     code, _, err = drl("align", str(recipe), "--out", str(tmp_path))
     assert code == 2
-    assert "is not empty" in err
+    assert "is not empty; name a new folder with --out" in err
+    code, _, err = drl("align", str(recipe), "--out", "")
+    assert code == 2
+    assert "'--out': it is empty; name a new folder" in err
+
+
+def killed_probe(folder: Path, recipe: str) -> dict[str, bytes]:
+    """Write what a probe leaves that is killed after its push of weights."""
+    folder.mkdir()
+    (folder / "recipe.toml").write_text(recipe)
+    (folder / "lock.json").write_text('{"pid": 1, "host": "here"}')
+    (folder / ".plugins.json.0123456789ab.partial").write_text("{")
+    for name in ("lock", "plugins.json", "sync.jsonl"):
+        (folder / name).write_text("")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_folder_of_a_killed_probe_is_used_again(recipe: Path, tmp_path: Path, drl: Drl) -> None:
+    out = tmp_path / "out"
+    killed_probe(out, "[debug]\nskip_optimizer_step = true\n")
+    (out / "sync.jsonl").write_text('{"version": 7}\n')
+    words = ("--adapter", "recipe", "--out", str(out))
+    code, _, err = drl("align", str(recipe), *SMALL, *words)
+    assert code == 0, err
+    assert json.loads((out / "align.json").read_text())["exact"]
+    assert json.loads((out / "sync.jsonl").read_text())["version"] == 0
+    assert "skip_optimizer_step = true" in (out / "recipe.toml").read_text()
+    assert not list(out.glob(".*"))
+    code, _, err = drl("align", str(recipe), *SMALL, *words)
+    assert code == 2
+    assert "holds a run already; name a new folder with --out" in err
+
+
+def test_what_another_run_left_is_not_written_over(recipe: Path, tmp_path: Path, drl: Drl) -> None:
+    """A training that was killed as early has the same files, and may be resumed."""
+    out = tmp_path / "out"
+    before = killed_probe(out, "[debug]\nskip_optimizer_step = false\n")
+    code, _, err = drl("align", str(recipe), *SMALL, "--out", str(out))
+    assert code == 2
+    assert "holds a run already" in err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_an_override_that_would_switch_the_probe_off_is_refused(

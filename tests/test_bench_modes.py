@@ -100,6 +100,20 @@ def test_a_folder_with_something_in_it_is_not_benched_into(
     assert [path.name for path in taken.iterdir()] == ["mine.txt"]
 
 
+def test_the_folders_of_all_values_are_looked_at_before_the_first_is_benched(
+    recipe: Path, tmp_path: Path, drl: Drl
+) -> None:
+    taken = tmp_path / "runs" / "1"
+    taken.mkdir(parents=True)
+    (taken / "mine.txt").write_text("mine")
+    arguments = ("--no-record", "--run-dir", str(tmp_path / "runs"))
+    code, out, err = drl("bench", str(recipe), *arguments, "--vary", "train.micro_batch_size=2,8")
+    assert (code, out) == (2, "")
+    assert f"--run-dir: {taken} is not empty; name a new folder" in err
+    assert "--resume" not in err
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["1"]
+
+
 def test_each_value_of_a_varied_option_has_a_folder_of_its_own(
     recipe: Path, tmp_path: Path, drl: Drl
 ) -> None:

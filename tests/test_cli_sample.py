@@ -140,7 +140,8 @@ def test_prompts_come_from_a_text_file_line_by_line(
         (["--prompts", "{empty}"], "has no prompt in it"),
         (["--prompts", "{rows}"], 'must be a JSON object with a text "input"'),
         (["--prompt", "a", "--size", "32"], "write width x height"),
-        (["--prompt", "a", "--size", "33x32"], "33"),
+        (["--prompt", "a", "--size", "33x32"], "--size, width: 33 is no multiple of"),
+        (["--prompt", "a", "--size", "32x4096"], "--size, height: 4096 is above"),
         (["--prompt", "a", "--seeds", "one"], "write whole numbers"),
         (["--prompt", "a", "--seeds", "4294967296"], "write whole numbers below 2147483648"),
         (["--prompt", "a", "--compare"], "add --adapter"),
@@ -167,6 +168,19 @@ def test_bad_input_is_one_message_and_leaves_nothing(
     assert words in err
     assert "Traceback" not in err
     assert not (tmp_path / "samples").exists()
+
+
+def test_a_pipeline_that_is_not_there_is_asked_for_as_the_command_takes_it(
+    drl: Drl, tmp_path: Path
+) -> None:
+    code, _, err = drl("sample", str(tmp_path / "gone"), "--prompt", "a")
+    assert code == 2
+    assert "give the folder of a diffusers pipeline as PIPELINE, or a hub id" in err
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusion3Pipeline"}')
+    code, _, err = drl("sample", str(tmp_path), "--prompt", "a", "--out", str(tmp_path / "o"))
+    assert code == 2
+    assert "PIPELINE: " in err
+    assert "model.checkpoint" not in err
 
 
 def test_a_folder_that_no_family_claims(drl: Drl, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from e2e import run_here, write_recipe
 
 from drl.errors import BadInput
@@ -45,3 +46,13 @@ def test_what_the_engine_cannot_do_is_refused(
     with pytest.raises(BadInput) as refusal:
         run_here(recipe, tmp_path / "run", *sets)
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("option", ["cluster.device", "sampling.generator_device"])
+def test_a_gpu_that_is_not_there_is_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    recipe = write_recipe(tmp_path, checkpoint)
+    with pytest.raises(BadInput, match=rf"^{option} is 'cuda', but torch .* sees no GPU here"):
+        run_here(recipe, tmp_path / "run", f"{option}=cuda")

@@ -107,7 +107,8 @@ def test_what_is_half_written_is_never_offered(course, run_dir):
     child = course.begin(run_dir)
     assert child.wait() == 2
     assert "iter_0000001 cannot be used: run.json differs from its checksum" in child.output
-    assert "there is no good checkpoint beside it" in child.output
+    assert "there is no good checkpoint beside it: --resume cannot go on here" in child.output
+    assert "go on from the last checkpoint" not in child.output
     assert "writing" not in child.output
 
 

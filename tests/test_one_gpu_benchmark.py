@@ -203,6 +203,7 @@ def test_a_growth_that_takes_too_long_leaves_the_values_that_were_done(
     bench = {
         "step_seconds": 2.0,
         "seconds": {"rollout": 1.25},
+        "beside": {"reward": 0.75, "reward_wait": 0.25},
         "speed": {},
         "peak_gib": {},
         "predicted": {"seconds": {"rollout": 1.5}, "peak_bytes": {}},
@@ -217,6 +218,7 @@ def test_a_growth_that_takes_too_long_leaves_the_values_that_were_done(
     options = Namespace(size="small", device="cpu", iterations=2, limit=2.0)
     row, failed = one_gpu.measured(one_gpu.CASES["growth"], options, tmp_path)
     assert (row["iteration s"], row["plan rollout s %"]) == (2.0, pytest.approx(20.0))
+    assert (row["reward s"], row["reward_wait s"]) == (0.75, 0.25)
     assert failed["failed"].startswith("ended after ")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from small_plan import CARD, prediction
 
 from drl.errors import BadInput
 from drl.plan.advice import Advice
-from drl.plan.predict import Card
 from drl.plan.rates import FORWARD, TRAINING, Observation, RateKey, record_rates
 from drl.stages.pairs import BatchPlan
 from drl_cli.plan import read_size
@@ -60,16 +60,7 @@ def printed(table: Table) -> list[list[str]]:
 
 
 def on(memory: int | None, **changes: Any) -> Any:
-    found = prediction(**changes)
-    card = Card(name="Card", memory=memory, torch="2.11.0")
-    return type(found)(
-        card=card,
-        anatomy=found.anatomy,
-        scenario=found.scenario,
-        engine=found.engine,
-        dtype=found.dtype,
-        rank=found.rank,
-    )
+    return replace(prediction(**changes), card=replace(CARD, memory=memory))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +93,7 @@ def test_sizes_are_read(text: str, count: int) -> None:
     assert read_size(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "24", "GiB", "1.2.3GiB", "24 GiBs", "-3GB"])
+@pytest.mark.parametrize("text", ["", "24", "GiB", "1.2.3GiB", "24 GiBs", "-3GB", "0GiB", "²GiB"])
 def test_other_texts_are_no_sizes(text: str) -> None:
     with pytest.raises(BadInput, match="--memory"):
         read_size(text)
@@ -150,7 +141,7 @@ def test_speeds_name_the_rates_they_come_from() -> None:
 
 def test_a_card_without_rates_or_memory_is_told_what_to_do() -> None:
     lines = list(remarks(on(None)))
-    assert lines[0].startswith("no measured rates for Card: run  drl bench RECIPE")
+    assert lines[0].startswith("no measured rates for Card in bf16: run  drl bench RECIPE")
     assert "--memory 24GiB" in lines[1]
 
 
@@ -168,6 +159,22 @@ def test_a_recipe_that_does_not_fit_hears_what_to_change() -> None:
     assert any("(does not fit alone)" in line for line in lines)
     assert any(line.startswith("  all of these: ") for line in lines)
     assert lines[-1].startswith("    ")
+
+
+def test_moves_of_offload_are_named_where_seconds_are() -> None:
+    one = Advice(settings=("cluster.offload_train = true",), room=GIB, fits=True, seconds=2.0)
+    assert list(advice_lines(one))[1:] == ["    plus the moves between CPU and GPU"]
+
+
+def test_what_no_setting_changes_is_said() -> None:
+    bare = replace(on(1, rollout=False, rows=1, checkpointed=1.0, adapters=False), rank=None)
+    assert list(remarks(bare))[-1] == "no setting that drl knows makes it fit"
+
+
+def test_what_is_left_out_is_said() -> None:
+    lines = list(remarks(on(None, omitted=("encoding of data", "rewards"), uncounted=("a", "b"))))
+    assert "work and seconds are without encoding of data, without rewards" in lines
+    assert "not counted: a, b" in lines
 
 
 def test_one_change_is_one_line_and_several_are_a_list() -> None:
@@ -189,7 +196,20 @@ def test_json_has_every_figure_in_plain_units() -> None:
     assert plan["work"]["total"] == 144e12
     assert plan["fits"] is False
     assert plan["advice"][0]["settings"]
-    assert plan["seconds"] is None
+    assert plan["seconds"] is plan["iteration"] is None
+    assert plan["rates"] == {"engine": None, "trainer": None}
+    assert plan["budget"] == 95
+    assert [one["room"] for one in plan["phases"]] == list(prediction().rooms.values())
+    assert plan["faster"] == []
+
+
+@pytest.mark.usefixtures("measured")
+def test_json_has_what_would_be_faster_and_whose_rates_count() -> None:
+    plan = json.loads(as_plain(PLAN, (), on(GIB, checkpointed=1.0, omitted=("rewards",))))
+    assert plan["faster"][0]["settings"] == ["model.gradient_checkpointing = false"]
+    assert plan["iteration"] == pytest.approx(sum(plan["seconds"].values()))
+    assert plan["rates"] == {"engine": "2.9.0", "trainer": "2.9.0"}
+    assert (plan["without"], plan["not_counted"]) == (["rewards"], [])
 
 
 def test_json_without_a_prediction_has_the_reason() -> None:

@@ -49,7 +49,7 @@ def test_each_run_has_a_line_and_a_row_of_the_legend(tmp_path: Path) -> None:
     texts = [text.text for text in root.findall(f"{SVG}text")]
     assert texts[-2:] == ["a < b", "other"]
     assert "iteration" in texts
-    assert {"1.0", "3.0"} <= set(texts)  # iterations count from 1
+    assert {"1", "3"} <= set(texts)  # iterations count from 1
 
 
 def test_higher_rewards_are_drawn_higher_up() -> None:

@@ -58,14 +58,14 @@ def test_a_recipe_is_valid_without_its_weights_and_without_a_warning(
     assert drl("run", recipe, "--dry-run")[0] == 0
 
 
-def test_a_recipe_has_a_plan_where_the_hub_cannot_be_reached(
+def test_where_the_hub_cannot_be_reached_a_plan_has_the_batches_and_says_why_no_more(
     drl: Drl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    code, out, _ = drl("plan", str(FOLDER / "flow_grpo_24gb.toml"))
-    assert code == 0
+    code, out, err = drl("plan", str(FOLDER / "flow_grpo_24gb.toml"))
+    assert code == 2
     assert "= 128 pairs each" in out
-    assert "cannot read the config of transformer" in out
+    assert "cannot read the config of transformer" in err
 
 
 @pytest.mark.slow

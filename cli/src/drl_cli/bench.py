@@ -91,16 +91,15 @@ def bench(
       drl bench recipes/quickstart.toml --compare
       drl bench recipes/quickstart.toml --vary rollout.batch_size=2,8,32
     """
-    from drl.bench.growth import varied
+    from drl.bench.growth import each_value, varied
     from drl.bench.measure import Wanted
-    from drl.errors import BadInput
-    from drl.observe.files import write_json_atomic
+    from drl.bench.places import check_figures, check_rates, check_run_dirs
     from drl_cli.plan import read_size
 
-    if json_file is not None and json_file.exists():
-        raise BadInput(f"--json: {json_file} exists; name a new file, or remove it")
-    if json_file is not None and not json_file.parent.is_dir():
-        raise BadInput(f"--json: there is no folder {json_file.parent}; make it, or name another")
+    if json_file is not None:
+        check_figures(json_file)
+    if record:
+        check_rates()
     wanted = Wanted(
         recipe=recipe,
         sets=sets,
@@ -111,16 +110,45 @@ def bench(
         memory=None if memory is None else read_size(memory),
     )
 
-    def keep(found: Any) -> None:
-        if json_file is not None:
-            write_json_atomic(json_file, found)
-
+    figures = Figures(json_file)
     if vary is None:
-        keep(one_bench(session, wanted, compare=compare, record=record))
+        check_run_dirs([run_dir])
+        figures.keep(one_bench(session, wanted, compare=compare, record=record))
     else:
-        each_bench(session, varied(vary), wanted, compare=compare, record=record, keep=keep)
-    if json_file is not None:
-        click.echo(f"figures  {json_file}")
+        option = varied(vary)
+        check_run_dirs(each.run_dir for each in each_value(option, wanted))
+        each_bench(session, option, wanted, compare=compare, record=record, keep=figures.keep)
+    figures.end()
+
+
+class Figures:
+    """The file of ``--json``, if any. That it cannot be written costs neither tables nor further benches."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def keep(self, found: Any) -> None:
+        """Write the figures so far."""
+        from drl.observe.files import write_json_atomic
+
+        if self.file is None:
+            return
+        try:
+            write_json_atomic(self.file, found)
+            self.error = None
+        except OSError as error:
+            self.error = error
+            click.echo(f"{self.file} was not written: {error}", err=True)
+
+    def end(self) -> None:
+        """Say where the figures are; DrlError when the last ones were not written."""
+        from drl.errors import DrlError
+
+        if self.error is not None:
+            raise DrlError(f"--json: the figures are not in {self.file}: {self.error}")
+        if self.file is not None:
+            click.echo(f"figures  {self.file}")
 
 
 def each_bench(
@@ -223,9 +251,19 @@ def run_bench(session: Session, wanted: Wanted, *, compare: bool, record: bool) 
     made = measure(recipe, wanted, session.catalog, click.echo)
     if not record or prediction is None:
         return Done(bench=made, planned=planned)
-    from drl.bench.rates import record as keep
+    return Done(bench=made, planned=planned, rates=keep_rates(prediction, made))
 
-    return Done(bench=made, planned=planned, rates=keep(prediction, made))
+
+def keep_rates(prediction: Prediction, made: Bench) -> Path | None:
+    """Keep what a bench taught; None, and a word about it, where that fails: the figures are there all the same."""
+    from drl.bench.rates import record
+    from drl.errors import DrlError
+
+    try:
+        return record(prediction, made)
+    except (OSError, DrlError) as error:
+        click.echo(f"no rates were kept: {error}", err=True)
+        return None
 
 
 def show_compared(title: str, done: Done, *, compare: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def plan(
     not fit, changes are listed with what each would need, the cheapest first; where it fits, what would be
     faster.
 
-    Seconds are those of one iteration without parity check, evaluation and checkpoint. Memory is what
-    PyTorch's allocator hands out at the worst moment of a phase.
+    Seconds are those of one iteration without rewards, encoding of data, parity check, evaluation and
+    checkpoint. Memory is what PyTorch's allocator hands out at the worst moment of a phase.
 
     \b
     Examples:
@@ -71,10 +72,11 @@ def plan(
     from drl.stages.pairs import batch_plan
 
     size = None if memory is None else read_size(memory)
-    elsewhere = device_name is not None or memory is not None
-    if elsewhere:
+    on_cpu = device_name is not None and device_name.lower() == "cpu"
+    elsewhere = not on_cpu and (device_name is not None or memory is not None)
+    if elsewhere or on_cpu:
         # options that follow from the device are those of a card, whatever this machine has
-        sets = ("cluster.device=cuda", *sets)
+        sets = (f"cluster.device={'cpu' if on_cpu else 'cuda'}", *sets)
     resolved: Any = load_recipe(recipe, sets=sets, override=override, catalog=session.catalog)
     said = [one for one in resolved.warnings if not (elsewhere and one.path in OF_THIS_MACHINE)]
     for line in warning_lines(said):
@@ -85,7 +87,7 @@ def plan(
             click.echo(line)
     from drl_cli.plan_tables import as_plain, show
 
-    found = predicted(session, resolved, device_name, size)
+    found = predicted(session, resolved, None if on_cpu else device_name, size)
     if as_json:
         click.echo(as_plain(batch, gpus, found))
     else:
@@ -93,10 +95,10 @@ def plan(
 
 
 def predicted(session: Session, recipe: Any, device_name: str | None, size: int | None) -> Any:
-    """Return the prediction, or in words why there is none."""
+    """Return the prediction, or in words why there is none; BadInput for what the run would refuse."""
     from dataclasses import replace
 
-    from drl.errors import BadInput
+    from drl.plan.anatomy import NoPlan
     from drl.plan.predict import Card, predict, this_card
 
     card = this_card(recipe.cluster.device) if device_name is None else Card(name=device_name)
@@ -104,18 +106,17 @@ def predicted(session: Session, recipe: Any, device_name: str | None, size: int 
         card = replace(card, memory=size)
     try:
         return predict(recipe, session.catalog, card)
-    except BadInput as error:
+    except NoPlan as error:
         return str(error)
 
 
 def read_size(text: str) -> int:
-    """Return bytes: a number with GiB, GB, MiB or MB; BadInput for anything else."""
+    """Return bytes: a number above 0 with GiB, GB, MiB or MB; BadInput for anything else."""
     from drl.errors import BadInput
 
     units = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 10**6}
-    lowered = text.strip().lower()
-    for unit, factor in units.items():
-        number = lowered.removesuffix(unit).strip()
-        if lowered.endswith(unit) and number.replace(".", "", 1).isdigit():
-            return int(float(number) * factor)
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]*)?)\s*([gm]i?b)", text.strip().lower())
+    size = int(float(found[1]) * units[found[2]]) if found else 0
+    if size > 0:
+        return size
     raise BadInput(f"--memory: {text!r} is no size; write it like 24GiB or 80GB")

@@ -90,9 +90,14 @@ def work_rows(found: Prediction) -> Iterator[tuple[str, float | None, int | None
 def remarks(found: Prediction) -> Iterator[str]:
     """Yield what a person should know besides the tables."""
     if found.seconds is None:
-        yield no_rates(found.card)
+        yield no_rates(found)
     else:
         yield from speed_lines(found)
+    scenario = found.scenario
+    if scenario.omitted:
+        yield f"work and seconds are without {', without '.join(scenario.omitted)}"
+    if scenario.uncounted:
+        yield f"not counted: {', '.join(scenario.uncounted)}"
     memory = found.card.memory
     if memory is None:
         yield "say what it should fit with --memory, for example --memory 24GiB"
@@ -103,12 +108,20 @@ def remarks(found: Prediction) -> Iterator[str]:
         f"{verdict}: {largest.name} needs {gib(largest.room)} GiB, {gib(budget(memory))} of the card's "
         f"{gib(memory)} GiB can be counted on"
     )
-    for advice in advise(found, memory):
-        yield from advice_lines(advice)
-    quicker = faster(found, memory) if fits(found, memory) else []
-    if quicker:
-        yield "faster, and fits as well:"
-    for advice in quicker:
+    yield from what_to_change(found, memory)
+
+
+def what_to_change(found: Prediction, memory: int) -> Iterator[str]:
+    """Yield changes that make a recipe fit, or that make one faster which fits."""
+    if fits(found, memory):
+        advices = faster(found, memory)
+        if advices:
+            yield "faster, and fits as well:"
+    else:
+        advices = advise(found, memory)
+        if not advices:
+            yield "no setting that drl knows makes it fit"
+    for advice in advices:
         yield from advice_lines(advice)
 
 
@@ -133,6 +146,8 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     yield f"  {what}: {gib(advice.room)} GiB{seconds}{mark}"
     for setting in () if alone else advice.settings:
         yield f"    {setting}"
+    if any(setting.startswith("cluster.offload") for setting in advice.settings):
+        yield "    plus the moves between CPU and GPU"
 
 
 def gib(count: float) -> str:
@@ -153,16 +168,31 @@ def as_plain(batch: BatchPlan, gpus: Sequence[int], found: Prediction | str) -> 
     if isinstance(found, str):
         return json.dumps({**content, "reason": found}, indent=2)
     memory = found.card.memory
+    quicker = faster(found, memory) if memory is not None and fits(found, memory) else []
     content |= {
         "card": {"name": found.card.name, "memory": memory, "torch": found.card.torch},
-        "phases": [{**asdict(phase), "peak": phase.peak} for phase in found.phases],
+        "phases": [
+            {**asdict(phase), "peak": phase.peak, "room": phase.room} for phase in found.phases
+        ],
+        "budget": None if memory is None else budget(memory),
         "work": {**asdict(found.work), "total": found.work.total},
         "seconds": None if found.seconds is None else dict(found.seconds),
-        "reason": no_rates(found.card) if found.seconds is None else None,
+        "iteration": total(found),
+        "rates": rates_facts(found),
+        "without": list(found.scenario.omitted),
+        "not_counted": list(found.scenario.uncounted),
+        "reason": no_rates(found) if found.seconds is None else None,
         "fits": None if memory is None else fits(found, memory),
         "advice": [] if memory is None else [asdict(one) for one in advise(found, memory)],
+        "faster": [asdict(one) for one in quicker],
     }
     return json.dumps(content, indent=2)
+
+
+def rates_facts(found: Prediction) -> dict[str, str | None]:
+    """Return the torch version that the rates of engine and trainer were measured with; None without rates."""
+    sides = {"engine": found.rates.engine, "trainer": found.rates.trainer}
+    return {side: None if rates is None else rates.torch for side, rates in sides.items()}
 
 
 def batch_facts(batch: BatchPlan) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -10,6 +12,13 @@ import click
 from drl.errors import BadInput
 from drl_cli.session import Session
 from drl_cli.warned import warned
+
+ARGUMENTS = {
+    "model.checkpoint": "PIPELINE",
+    "sampling.width": "--size, width",
+    "sampling.height": "--size, height",
+}
+"""What a recipe calls the arguments of this command that a checkpoint can refuse."""
 
 
 @click.command()
@@ -72,13 +81,15 @@ def sample(
     numbers = seeds_of(seeds)
     import torch
 
+    from drl.model.devices import check_device
     from drl.sample import Wanted, make_samples, read_prompts
     from drl.types import Sampling
 
     if (file is None) == (not prompts):
         raise BadInput("give prompts with --prompt, or with --prompts FILE, and not both")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    with warned():
+    check_device("--device", place)
+    with warned(), own_names():
         sheet = make_samples(
             Wanted(
                 pipeline=pipeline,
@@ -101,6 +112,20 @@ def sample(
             session.catalog,
         )
     click.echo(sheet)
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """Let errors of a block name the arguments of this command instead of a recipe's options."""
+    try:
+        yield
+    except BadInput as error:
+        text = str(error)
+        for option, argument in ARGUMENTS.items():
+            text = text.replace(option, argument)
+        if text == str(error):
+            raise
+        raise BadInput(text) from error
 
 
 def size_of(text: str) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from drl.interfaces.engine import Engine, Launch, ServerSettings
 from drl.interfaces.updater import SyncPlan, Updater
 from drl.lora import lora_layers, uniform_adapters
 from drl.model.build import Component
+from drl.model.devices import check_device
 from drl.model.prepare import parameter_dtypes
 from drl.observe.memory import phase_memory
 from drl.observe.timing import Phases
@@ -60,6 +61,8 @@ PREFERENCE = {"lora": 0, "dense": 1, "merged": 2}
 
 def assemble(recipe: Any, catalog: Catalog, directory: RunDirectory, background: Background) -> Run:
     """Build a run. Raises BadInput for what can only be seen once components exist."""
+    check_device("cluster.device", recipe.cluster.device)
+    check_device("sampling.generator_device", recipe.sampling.generator_device)
     settings = rank_settings(recipe)
     context = rank_context(recipe, directory.path, settings, 0)
     make = Maker(recipe, catalog, context)

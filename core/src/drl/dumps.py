@@ -68,25 +68,14 @@ class Packer:
         self.tensors: dict[str, Tensor] = {}
         self._names: dict[tuple[object, ...], str] = {}
         self._kept: list[Tensor] = []
-        self._forms: Sequence[tuple[type | tuple[type, ...], Callable[[Any, str], Any]]] = (
-            ((bool, str, type(None)), lambda value, where: value),
-            (numbers.Integral, lambda value, where: int(value)),
-            (numbers.Real, lambda value, where: number(float(value))),
-            (Tensor, lambda value, where: {"$tensor": self._name(value)}),
-            (Path, lambda value, where: {"$path": str(value)}),
-            (bytes, lambda value, where: {"$bytes": self._name(bytes_tensor(value))}),
-            (Mapping, self._mapping),
-            (tuple, lambda value, where: {"$tuple": self._items(value, where)}),
-            (list, self._items),
-        )
 
     def pack(self, value: Any, where: str = "") -> Any:
         """Return the JSON form of a value; DataError names the place of what has none."""
         if is_dataclass(value) and type(value) is RECORDS.get(type(value).__name__):
             return self._record(value, where)
-        for kind, form in self._forms:
+        for kind, form in FORMS:
             if isinstance(value, kind):
-                return form(value, where)
+                return form(self, value, where)
         raise DataError(
             f"a dump holds numbers, text, lists, tables and tensors, but {where or 'it'} is a "
             f"{type(value).__name__}"
@@ -117,6 +106,20 @@ class Packer:
         return self._names[place]
 
 
+# no table of bound methods: a packer that holds itself would hold its tensors until the collector comes
+FORMS: Sequence[tuple[type | tuple[type, ...], Callable[[Packer, Any, str], Any]]] = (
+    ((bool, str, type(None)), lambda packer, value, where: value),
+    (numbers.Integral, lambda packer, value, where: int(value)),
+    (numbers.Real, lambda packer, value, where: number(float(value))),
+    (Tensor, lambda packer, value, where: {"$tensor": packer._name(value)}),
+    (Path, lambda packer, value, where: {"$path": str(value)}),
+    (bytes, lambda packer, value, where: {"$bytes": packer._name(bytes_tensor(value))}),
+    (Mapping, Packer._mapping),
+    (tuple, lambda packer, value, where: {"$tuple": packer._items(value, where)}),
+    (list, Packer._items),
+)
+
+
 def number(value: float) -> Any:
     """Return a float as JSON has it, which knows no NaN and no infinity."""
     return value if math.isfinite(value) else {"$float": repr(value)}
@@ -136,14 +139,6 @@ class Unpacker:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
-        self._forms: Mapping[str, Callable[[Any], Any]] = {
-            "$tensor": lambda name: self._tensors[name],
-            "$path": Path,
-            "$bytes": lambda name: self._tensors[name].numpy().tobytes(),
-            "$float": float,
-            "$tuple": lambda items: tuple(self.unpack(item) for item in items),
-            "$table": lambda pairs: {self.unpack(k): self.unpack(v) for k, v in pairs},
-        }
 
     def unpack(self, value: Any) -> Any:
         """Return the value of a JSON form."""
@@ -154,12 +149,22 @@ class Unpacker:
         if "$record" in value:
             parts = {k: self.unpack(part) for k, part in value.items() if k != "$record"}
             return RECORDS[value["$record"]](**parts)
-        for mark, form in self._forms.items():
+        for mark, form in MARKED.items():
             if mark in value:
-                return form(value[mark])
+                return form(self, value[mark])
         if any(key.startswith(MARK) for key in value):
             raise ValueError(f"there is no {sorted(value)}")
         return {key: self.unpack(item) for key, item in value.items()}
+
+
+MARKED: Mapping[str, Callable[[Unpacker, Any], Any]] = {
+    "$tensor": lambda unpacker, name: unpacker._tensors[name],
+    "$path": lambda unpacker, text: Path(text),
+    "$bytes": lambda unpacker, name: unpacker._tensors[name].numpy().tobytes(),
+    "$float": lambda unpacker, text: float(text),
+    "$tuple": lambda unpacker, items: tuple(unpacker.unpack(item) for item in items),
+    "$table": lambda unpacker, pairs: {unpacker.unpack(k): unpacker.unpack(v) for k, v in pairs},
+}
 
 
 def write_dump(path: Path, kind: str, content: Mapping[str, Any]) -> None:

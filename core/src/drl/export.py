@@ -33,8 +33,8 @@ from drl.lora import LoraConfig, LoraError, to_plain_name
 from drl.lora.init import BASE_SCHEMES
 from drl.lora.naming import adapter_key, split_adapter_key
 from drl.lora.peft_config import read_config
+from drl.mathematics.feeding import DTYPES
 from drl.observe.directory import RunDirectory
-from drl.stages.loss import DTYPES
 
 MERGED = "merged"
 EXPORT_FORMATS = (*ADAPTER_FORMATS, MERGED)

@@ -28,7 +28,7 @@ from drl.types import Role
 
 if TYPE_CHECKING:
     from drl.run import Run
-    from drl.types import Rollout
+    from drl.types import Advantages, Rollout
 
 
 def train(run: Run) -> None:
@@ -37,22 +37,32 @@ def train(run: Run) -> None:
     evaluate_before_training(run)
     run.finish_interrupted()
     for rollout_id in run.rollout_ids():
-        rollout = gather(run, rollout_id)
-        dump_rollout(run, rollout)
-        advantages = estimate(run, rollout)
-        shards = with_debug_tensors(run, make_shards(run, rollout, advantages), rollout)
-        dump_shards(run, shards)
-        run.rates.take_shards(run, shards)
-        for_training(run)
-        with run.turn(Role.TRAIN):
-            prove_parity_once(run, shards)
-            for report in run.trainer.train(shards):
-                run.take_step(report)
-        run.take_rollout(rollout_id, rollout, advantages)
-        save_if_due(run, rollout_id)  # before sync: a sync that fails must not cost the iteration
-        sync(run, version=rollout_id + 1)
-        evaluate_if_due(run, rollout_id)
-        run.finish_iteration(rollout_id, rollout)
+        iterate(run, rollout_id)
+
+
+def iterate(run: Run, rollout_id: int) -> None:
+    """Do one iteration. What it made ends with it: device and host never hold two rollouts."""
+    rollout = gather(run, rollout_id)
+    dump_rollout(run, rollout)
+    advantages = estimate(run, rollout)
+    learn(run, rollout, advantages)
+    run.take_rollout(rollout_id, rollout, advantages)
+    save_if_due(run, rollout_id)  # before sync: a sync that fails must not cost the iteration
+    sync(run, version=rollout_id + 1)
+    evaluate_if_due(run, rollout_id)
+    run.finish_iteration(rollout_id, rollout)  # loggers get its samples, hence it is still there
+
+
+def learn(run: Run, rollout: Rollout, advantages: Advantages | None) -> None:
+    """Train on a rollout; its shards, and what a loss computed for them, are gone before the sync."""
+    shards = with_debug_tensors(run, make_shards(run, rollout, advantages), rollout)
+    dump_shards(run, shards)
+    run.rates.take_shards(run, shards)
+    for_training(run)
+    with run.turn(Role.TRAIN):
+        prove_parity_once(run, shards)
+        for report in run.trainer.train(shards):
+            run.take_step(report)
 
 
 def roll_out(run: Run) -> None:
@@ -60,10 +70,15 @@ def roll_out(run: Run) -> None:
     sync(run, version=run.first_rollout)
     evaluate_before_training(run)
     for rollout_id in run.rollout_ids():
-        rollout = gather(run, rollout_id)
-        dump_rollout(run, rollout)
-        run.take_rollout(rollout_id, rollout, None)
-        run.finish_iteration(rollout_id, rollout)
+        roll_out_once(run, rollout_id)
+
+
+def roll_out_once(run: Run, rollout_id: int) -> None:
+    """Collect one rollout, which ends with this call as in ``iterate``, and log it."""
+    rollout = gather(run, rollout_id)
+    dump_rollout(run, rollout)
+    run.take_rollout(rollout_id, rollout, None)
+    run.finish_iteration(rollout_id, rollout)
 
 
 def gather(run: Run, rollout_id: int) -> Rollout:

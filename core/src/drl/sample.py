@@ -87,7 +87,7 @@ def pictures_of(wanted: Wanted, catalog: Catalog) -> tuple[list[Picture], str]:
         raise BadInput(
             "--compare sets pictures without and with an adapter side by side: add --adapter"
         )
-    folder = local_pipeline(wanted.pipeline)
+    folder = local_pipeline(wanted.pipeline, "as PIPELINE")
     name = family_of(catalog, str(folder))
     adapter = _adapter(wanted.adapter, folder)
     with closing(Background()) as background:

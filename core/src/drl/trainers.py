@@ -19,6 +19,7 @@ from drl.config.layers import AUTO
 from drl.deterministic import make_deterministic
 from drl.errors import BadInput, RankError
 from drl.functions import Functions
+from drl.mathematics.feeding import Feeding, guidance_by_option
 from drl.model.build import Component, build_components
 from drl.model.compiled import Compilations
 from drl.model.ema import build_ema, build_old_policy, build_reference
@@ -29,7 +30,7 @@ from drl.model.trainer import StepSettings, Trainer
 from drl.stages.functions import with_functions
 from drl.stages.loss import Forward, PolicyContext
 from drl.stages.pairs import batch_plan, rank_count
-from drl.types import Context, Guidance, Need, Role, StepContext
+from drl.types import Context, Need, Role, StepContext
 
 if TYPE_CHECKING:
     from drl.interfaces.family import Family
@@ -221,7 +222,6 @@ def build_trainer(
 ) -> Trainer:
     """Return the trainer of this process, without an updater."""
     modules = {name: component.module for name, component in components.items()}
-    first = next(iter(components.values()))
     parameters = trainable_parameters(modules)
     ema = build_ema(recipe, parameters, modules)
     reference = old = None
@@ -236,8 +236,8 @@ def build_trainer(
         backend=backends.get(recipe.sde.type),
         device=torch.device(context.device),
         dtype=recipe.train.forward_dtype,
-        input_dtypes=first.config.input_dtypes,
-        guidance=guidance_by_option(recipe.sampling, joint=first.config.joint_guidance),
+        guidance=guidance_by_option(recipe.sampling),
+        feeding={name: Feeding.of(component.config) for name, component in components.items()},
         batched_guidance=guidance_is_batched(recipe, family),
         old=old_policy(loss, old if ema is None else ema),
         reference=reference,
@@ -262,19 +262,6 @@ def build_trainer(
         ranks=ranks,
         saves=save_settings(recipe, components),
     )
-
-
-def guidance_by_option(sampling: Any, *, joint: bool) -> dict[str, Guidance]:
-    """Return the guidance of each option that a family's routes may name; a second one where it is set."""
-    scales = {
-        "guidance_scale": sampling.guidance_scale,
-        "guidance_scale_2": sampling.guidance_scale_2,
-    }
-    return {
-        option: Guidance(scale=scale, true_scale=sampling.true_cfg_scale, joint=joint)
-        for option, scale in scales.items()
-        if scale is not None
-    }
 
 
 def guidance_is_batched(recipe: Any, family: Family) -> bool:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from drl.align.changes import Scene
 from drl.align.measure import Replay, rechunked, score
 from drl.interfaces.family import (
-    PASSTHROUGH,
     Family,
     Pipeline,
     TrainPipelineConfig,
@@ -138,7 +137,6 @@ def forward_of(by_rows: float, dropout: float, scale: float) -> Forward:
         backend=Euler(None, Context()),
         device=torch.device("cpu"),
         dtype="fp32",
-        input_dtypes=PASSTHROUGH,
         guidance={"guidance_scale": Guidance(scale=scale)},
     )
 

@@ -28,7 +28,8 @@ RANKS = "cluster.actor_num_gpus_per_node"
             "cluster.device",
             "must be 'cuda' or 'cpu' with 2 ranks",
         ),
-        ({RANKS: 2, "cluster.device": "mps"}, "cluster.device", "got 'mps': rank r is on cuda:r"),
+        ({RANKS: 2, "cluster.device": "cuda:1"}, "cluster.device", "rank r is on cuda:r"),
+        ({"cluster.device": "mps"}, "cluster.device", "must match ^(auto|cpu|cuda"),
         (
             {RANKS: 4, "train.dp_replicate_size": 3},
             "train.dp_replicate_size",

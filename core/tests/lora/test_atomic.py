@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from drl.lora import LoraConfig, LoraError, inject, peft_directory, save_peft
+from drl.lora import LoraConfig, LoraError, inject, save_peft, tensor_file
 
 FILES = ["adapter_config.json", "adapter_model.safetensors", "pytorch_lora_weights.safetensors"]
 CONFIG = LoraConfig(rank=4, alpha=6, target_modules=("proj_out", "to_q"))
@@ -72,7 +72,7 @@ def test_a_failed_write_leaves_the_old_adapter_and_no_rubbish(
     target = tmp_path / "a"
     save_peft(adapted, target, CONFIG, base_model="old")
     before = {path.name: path.read_bytes() for path in target.iterdir()}
-    real, calls = peft_directory.save_file, []
+    real, calls = tensor_file.save_file, []
 
     def failing(tensors: Any, path: Any, metadata: Any) -> None:
         calls.append(path)
@@ -80,7 +80,7 @@ def test_a_failed_write_leaves_the_old_adapter_and_no_rubbish(
             raise OSError("disk full")
         real(tensors, path, metadata=metadata)
 
-    monkeypatch.setattr(peft_directory, "save_file", failing)
+    monkeypatch.setattr(tensor_file, "save_file", failing)
     with pytest.raises(LoraError, match=r"cannot be written .*disk full"):
         save_peft(adapted, target, CONFIG, base_model="new")
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before

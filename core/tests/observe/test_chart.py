@@ -200,8 +200,15 @@ def test_a_constant_lies_in_the_middle_of_its_own_size(
 
 def test_the_ticks_of_an_axis_share_their_digits() -> None:
     chart = line_chart([Series(name="r", points=[(0, 0.5), (1, 1.5)])], "iteration")
-    assert [tick.label for tick in chart.x_ticks] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
     assert [tick.label for tick in chart.y_ticks] == ["0.5", "1.0", "1.5"]
+
+
+def test_what_is_counted_has_whole_ticks_and_what_is_measured_has_not() -> None:
+    lines = line_chart([Series(name="r", points=[(1, 0.0), (2, 1.0), (3, 1.5)])], "iteration")
+    bars = bar_chart([(1.0, [1.0]), (2.0, [0.5]), (3.0, [0.5])], "iteration")
+    for chart in (lines, bars):
+        assert [tick.label for tick in chart.x_ticks] == ["1", "2", "3"]
+        assert any("." in tick.label for tick in chart.y_ticks)
 
 
 def test_the_ticks_of_bars_stand_under_their_middles_and_start_at_the_ground() -> None:

@@ -45,8 +45,8 @@ def test_the_band_is_as_wide_as_the_spread_that_was_logged() -> None:
         [
             Series(
                 name="Training reward",
-                points=[(0.0, 1.0), (1.0, 1.0), (2.0, 1.0)],
-                spread={0.0: 1.0, 2.0: 0.5},
+                points=[(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)],
+                spread={1.0: 1.0, 3.0: 0.5},
             )
         ],
         "iteration",
@@ -55,6 +55,17 @@ def test_the_band_is_as_wide_as_the_spread_that_was_logged() -> None:
     drawn = panel.charts[0].lines[0]
     band = drawn.band.split(" ")
     assert band[1] == band[4] == drawn.line.split(" ")[1]  # no spread there: it closes on the line
+
+
+def test_iterations_count_from_one_and_scores_before_training_are_at_zero() -> None:
+    """``step`` of a row counts from 0, and is -1 before training."""
+    row = {"eval/dev": 0.5, "perf/rollout_time": 1.0, "perf/step_time": 1.0}
+    rows = {-1: {"eval/dev": 0.4}, 0: row, 1: row, 2: row}
+    (panel,) = panels(Metrics(rows=rows), {})
+    assert [tick.label for tick in panel.charts[0].x_ticks] == ["0", "1", "2", "3"]
+    _, phases = phase_times(Metrics(rows=rows))
+    assert phases is not None
+    assert [tick.label for tick in phases.x_ticks] == ["1", "2", "3"]
 
 
 def test_evaluations_are_few_and_get_dots_training_curves_do_not() -> None:

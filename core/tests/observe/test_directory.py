@@ -13,7 +13,7 @@ import pytest
 
 from drl.errors import BadInput, DrlError, RankError, RunDirectoryError
 from drl.lora import LoraError
-from drl.observe.directory import RunDirectory, is_run_directory
+from drl.observe.directory import RunDirectory, is_run_directory, never_began
 
 HOLDER = """
 import sys, time
@@ -107,6 +107,26 @@ def test_a_chosen_folder_that_is_in_use_or_a_file_is_refused(
         RunDirectory.create_at(tmp_path / "home")
     with pytest.raises(RunDirectoryError, match="letter is a file"):
         RunDirectory.create_at(tmp_path / "home" / "letter")
+
+
+def test_a_command_that_cannot_go_on_names_its_own_option(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    with pytest.raises(RunDirectoryError, match=r"already; name a new folder with --out$"):
+        RunDirectory.create_at(run.path, option="--out")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"choose another folder with --out$"):
+        RunDirectory.create_at(tmp_path / "file" / "below", option="--out")
+    with pytest.raises(RunDirectoryError, match=r"choose another folder with --out$"):
+        RunDirectory.create(tmp_path / "file" / "below", "a", option="--out")
+
+
+def test_what_never_began_has_no_file_but_those_of_a_start(run: RunDirectory) -> None:
+    for name in ("lock", "lock.json", "sync.jsonl", ".plugins.json.0123456789ab.partial"):
+        (run.path / name).write_text("")
+    assert never_began(run.path)
+    run.metrics.write_text("")
+    assert not never_began(run.path)
 
 
 def test_open_finds_an_earlier_run(run: RunDirectory) -> None:

@@ -150,7 +150,7 @@ def test_lanes_stand_in_the_order_of_their_begin_with_those_beside_below() -> No
     assert lanes.lanes[2].blocks == (
         Block(x=(LEFT + middle) / 2, width=pytest.approx((RIGHT - LEFT) / 4, abs=0.1)),
     )
-    assert [(border.place, border.label) for border in lanes.borders] == [(LEFT, "7")]
+    assert [(border.place, border.label) for border in lanes.borders] == [(LEFT, "8")]
     assert next(tick.label for tick in lanes.x_ticks) == "0.0"
 
 
@@ -158,7 +158,7 @@ def test_only_the_last_three_iterations_are_drawn_one_behind_the_other() -> None
     timelines = {step: Timeline(seconds=1.0, phases={"train": ((0.0, 1.0),)}) for step in range(10)}
     lanes = draw_lanes(timelines)
     assert lanes is not None
-    assert [border.label for border in lanes.borders] == ["7", "8", "9"]
+    assert [border.label for border in lanes.borders] == ["8", "9", "10"]
     third = (RIGHT - LEFT) / 3
     places = [border.place for border in lanes.borders]
     assert places == pytest.approx([LEFT, LEFT + third, LEFT + 2 * third], abs=0.1)

@@ -109,4 +109,5 @@ def test_a_phase_that_some_iterations_lack_has_a_shorter_line() -> None:
     panel = memory_panel(Metrics(rows=rows), ["train", "eval"])
     assert panel is not None
     assert [len(line.line.split()) for line in panel.charts[0].lines] == [2, 1]
+    assert [tick.label for tick in panel.charts[0].x_ticks] == ["1", "2"]
     assert panel.last == "1"

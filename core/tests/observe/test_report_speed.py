@@ -76,7 +76,7 @@ def test_lanes_show_the_last_iterations_and_the_work_beside_them(
         record_timeline(run.path, step, TIMELINE)
     page = page_of(run)
     text = page.text.partition("The last iterations, phase by phase")[2]
-    shown = [f"iteration {step}" in text for step in range(4)]
+    shown = [f"iteration {number}" in text for number in range(1, 5)]
     assert shown == [False, True, True, True]
     assert "reward (beside)" in text
     lanes = [rect for rect in page.named("rect") if rect.get("height") == "14"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from small_plan import CARD, prediction
+from small_plan import prediction
 
 from drl.plan.advice import MARGIN, advise, budget, faster, fits, total
-from drl.plan.predict import no_rates
+from drl.plan.predict import UNNAMED, Card, no_rates
 from drl.plan.rates import (
     ACTIVATIONS,
     DRIVER,
@@ -104,8 +106,39 @@ def test_without_rates_there_are_no_seconds_and_nothing_is_made_up() -> None:
     found = prediction()
     assert (found.seconds, found.lacking, total(found)) == (None, ("rollout", "train"), None)
     assert found.work.total > 0
-    assert "no measured rates for Card: run  drl bench RECIPE" in no_rates(CARD)
-    assert "NVIDIA H200" in no_rates(CARD)
+    assert "no measured rates for Card in bf16: run  drl bench RECIPE" in no_rates(found)
+    assert "NVIDIA H200" in no_rates(found)
+
+
+def named(name: str, dtype: str = "fp32", **changes: Any) -> str:
+    return no_rates(replace(prediction(**changes), card=Card(name=name), dtype=dtype))
+
+
+def test_rates_that_are_missing_are_told_by_dtype_and_compilation() -> None:
+    h200 = named("NVIDIA H200")
+    assert h200.startswith(
+        "no measured rates for NVIDIA H200 in fp32: run  drl bench RECIPE  on it"
+    )
+    assert h200.endswith("; rates of NVIDIA H200 exist for bf16, bf16 compiled")
+    mixed = named("Card", engine_compiled=True)
+    assert "in fp32 and fp32 compiled: " in mixed
+    measure(forward=0.1, training=0.2)
+    assert "for Card in bf16 compiled: " in named("Card", "bf16", engine_compiled=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("nvidia h200", True), ("NVIDIA H2OO", False), ("NVIDIA H100", False)]
+)
+def test_another_spelling_of_a_card_is_recognised(name: str, said: bool) -> None:
+    assert named(name).endswith("; did you mean 'NVIDIA H200'?") == said
+    assert named(name).endswith("rates exist for 'NVIDIA H200' (--device-name)") != said
+
+
+def test_a_card_without_a_name_needs_one_and_no_bench() -> None:
+    said = named(UNNAMED)
+    assert "an unnamed card" in said
+    assert said.endswith("by --device-name: 'NVIDIA H200'")
+    assert "drl bench" not in said
 
 
 def test_what_does_not_fit_gets_changes_in_order_of_cost() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from drl.errors import DataError
 from drl.plan.rates import (
     ACTIVATIONS,
     DECODE,
+    DRIVER,
     FORWARD,
     KINDS,
     SAMPLE,
@@ -23,7 +25,6 @@ from drl.plan.rates import (
     RateKey,
     find_rates,
     fit,
-    known_devices,
     rates_path,
     read_table,
     record_rates,
@@ -108,7 +109,6 @@ def test_what_is_recorded_is_found(own: Path) -> None:
     assert rates is not None
     assert rates.value(FORWARD, work=3, calls=1) == pytest.approx(6)
     assert rates.value(SAMPLE, work=3) is None
-    assert known_devices() == sorted({"Card", *shipped_table().devices()})
 
 
 def test_a_new_measurement_of_the_same_size_takes_the_place_of_the_old(own: Path) -> None:
@@ -190,7 +190,14 @@ def test_a_kind_that_nobody_knows_is_not_written(own: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"format": 2, "cards": []}', '{"format": 1, "cards": [{"device": "x"}]}'],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 2, "cards": []}',
+        '{"format": 1, "cards": {}}',
+        '{"format": 1, "cards": [{"device": "x"}]}',
+    ],
 )
 def test_a_file_of_something_else_is_named(own: Path, text: str) -> None:
     own.parent.mkdir()
@@ -200,6 +207,84 @@ def test_a_file_of_something_else_is_named(own: Path, text: str) -> None:
     with pytest.raises(DataError):
         record_rates(KEY, [seen(FORWARD, 1, 1)])
     assert own.read_text() == text
+
+
+def test_kinds_to_forget_go_whatever_their_work(own: Path) -> None:
+    record_rates(KEY, [seen(FORWARD, 1, 1), seen(SAMPLE, 1, 1), seen(SAMPLE, 9, 1)])
+    record_rates(KEY, [seen(SAMPLE, 5, 2)], forget=(SAMPLE,))
+    assert read_table(own).rows[KEY] == (seen(FORWARD, 1, 1), seen(SAMPLE, 5, 2))
+
+
+def test_a_kind_that_another_torch_alone_has_seen_stands_in() -> None:
+    old = RateKey(device="Card", torch="2.9.1", dtype="bf16", compiled=True)
+    record_rates(old, [seen(FORWARD, 1, 9), seen(TRAINING, 1, 9)])
+    record_rates(KEY, [seen(TRAINING, 1, 1)])
+    rates = find_rates(KEY)
+    assert rates is not None
+    assert rates.torch == "2.11.0"
+    assert [rates.value(kind, work=1) for kind in (FORWARD, TRAINING)] == [9, 1]
+
+
+DAMAGES: list[tuple[str, Any]] = [
+    ("value", "y"),
+    ("value", None),
+    ("value", 0),
+    ("value", -1.0),
+    ("value", float("nan")),
+    ("value", float("inf")),
+    ("value", True),
+    ("work", "1"),
+    ("work", -1.0),
+    ("calls", 0),
+    ("calls", None),
+    ("kind", "speed"),
+    ("kind", None),
+    ("more", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), DAMAGES)
+def test_a_damaged_observation_is_refused_where_the_file_is_read(
+    own: Path, name: str, value: Any
+) -> None:
+    record_rates(KEY, [seen(FORWARD, 1, 1)])
+    content = json.loads(own.read_text())
+    content["cards"][0]["observations"][0][name] = value
+    own.write_text(json.dumps(content))
+    with pytest.raises(
+        DataError, match=r"rates\.json is no file of measured rates(.|\n)*remove it"
+    ):
+        find_rates(KEY)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device", None),
+        ("torch", 2.11),
+        ("dtype", []),
+        ("compiled", "no"),
+        ("observations", {}),
+        ("observations", "x"),
+    ],
+)
+def test_a_damaged_card_is_refused_too(own: Path, name: str, value: Any) -> None:
+    record_rates(KEY, [seen(FORWARD, 1, 1)])
+    content = json.loads(own.read_text())
+    content["cards"][0][name] = value
+    own.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="is no file of measured rates"):
+        find_rates(KEY)
+
+
+def test_what_may_be_nothing_is_taken_a_driver_without_time_and_shares_without_calls() -> None:
+    record_rates(KEY, [seen(DRIVER, 0, 0.0), seen(ACTIVATIONS, 4, 2, calls=0)])
+    rates = find_rates(KEY)
+    assert rates is not None
+    assert rates.value(DRIVER, work=0) == 0
+    assert rates.value(ACTIVATIONS, work=8, calls=0) == 4
+    with pytest.raises(DataError, match="nothing was done"):
+        record_rates(KEY, [seen(ACTIVATIONS, 0, 2)])
 
 
 def test_the_file_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -118,5 +118,5 @@ def test_a_phase_that_the_plan_does_not_know_is_taken_for_the_largest() -> None:
 
 
 def test_an_option_is_named_once() -> None:
-    first = one_of_each([("a = 4", {}), ("a = 2", {}), ("b = 1", {})])
-    assert [text for text, _ in first] == ["a = 4", "b = 1"]
+    first = one_of_each([(("a = 4",), {}), (("a = 2", "c = 1"), {}), (("b = 1",), {})])
+    assert [settings for settings, _ in first] == [("a = 4",), ("b = 1",)]

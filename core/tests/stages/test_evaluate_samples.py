@@ -7,8 +7,10 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
+from torch import Tensor
 
 from drl.errors import BadInput, TrustError
 from drl.stages.evaluate import AFTER, EvaluationSet, evaluate, evaluate_if_due
@@ -135,6 +137,37 @@ def test_samples_and_scores_stay_in_the_order_of_the_requests() -> None:
     assert [one.reward for one in samples] == [0.0, 0.5, 2.0, 2.5, None, None]
     assert samples[3].scores == {"words": Score(value=1.25)}
     assert report.means == {"words": pytest.approx(1.25)}
+
+
+@pytest.mark.parametrize("made_by", [None, "rollout.custom_generate"])
+def test_no_condition_record_waits_for_the_scores(made_by: str | None) -> None:
+    records: list[ref[Tensor]] = []
+    alive: list[int] = []
+
+    def watch(sample: Sample) -> None:
+        assert sample.condition is not None
+        assert sample.negative is not None
+        for record in (sample.condition, sample.negative):
+            records.extend(map(ref, record.tensors.values()))
+
+    async def again(run: Any, request: Any, sampling: Any, *, evaluation: bool) -> list[Sample]:
+        made: list[Sample] = await run.engines.generate(request)
+        return made
+
+    class Watching(Rewards):
+        async def score(self, samples: list[Sample]) -> list[dict[str, Score]]:
+            alive.append(sum(record() is not None for record in records))
+            return await super().score(samples)
+
+    run = run_of(recipe(sampler=True, count=2), engines=Engines(watch))
+    run.functions.get = {made_by: again}.get
+    run.rewards = Watching()
+    report = evaluate(run, 3, label="x")
+    assert report is not None
+    assert len(records) == 24
+    assert alive == [0, 0]
+    made = [sample for samples in report.samples.values() for sample in samples]
+    assert {(sample.condition, sample.negative) for sample in made} == {(None, None)}
 
 
 def test_progress_counts_each_picture_once() -> None:

@@ -22,6 +22,7 @@ from drl.interfaces.family import (
 )
 from drl.interfaces.loss import Loss
 from drl.interfaces.steps import SdeBackend
+from drl.mathematics.feeding import Feeding
 from drl.mathematics.gaussian import log_prob, over_rows
 from drl.stages.loss import Forward, batch_condition, loss_of, make_batch
 from drl.testing import make_pair
@@ -162,7 +163,6 @@ def forward_of(loss: Loss, **changes: Any) -> Forward:
         "backend": Euler(None, Context()),
         "device": CPU,
         "dtype": "fp32",
-        "input_dtypes": InputDtypes(),
         "guidance": {"guidance_scale": Guidance(scale=3.0), "guidance_scale_2": Guidance()},
     }
     return Forward(**(values | changes))
@@ -296,7 +296,8 @@ def test_inputs_have_the_dtype_that_the_family_asks_for(
     policy: InputDtypes, dtype: str, expected: tuple[torch.dtype, torch.dtype]
 ) -> None:
     model = Gain(0.5)
-    changes = {"models": {"transformer": model}, "input_dtypes": policy, "dtype": dtype}
+    feeding = {"transformer": Feeding(policy)}
+    changes = {"models": {"transformer": model}, "feeding": feeding, "dtype": dtype}
     kept(pairs_of(1, 0.5), **changes)
     assert model.seen == [expected]
 

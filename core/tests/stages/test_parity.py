@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from drl.errors import BadInput, BatchError, ContractError
-from drl.interfaces.family import PASSTHROUGH, Family, Route
+from drl.interfaces.family import Family, Route
 from drl.interfaces.loss import Loss
 from drl.interfaces.steps import SdeBackend
 from drl.mathematics.gaussian import over_rows
@@ -90,7 +90,6 @@ def forward_of(**changes: Any) -> Forward:
         "backend": First(None, Context()),
         "device": torch.device("cpu"),
         "dtype": "fp32",
-        "input_dtypes": PASSTHROUGH,
         "guidance": {"guidance_scale": Guidance()},
     }
     return Forward(**(values | changes))

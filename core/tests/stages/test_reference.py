@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from drl.catalog import Catalog
-from drl.interfaces.family import PASSTHROUGH, Family, Route
+from drl.interfaces.family import Family, Route
 from drl.interfaces.loss import Loss
 from drl.lora import LoraConfig, adapter_off, inject
 from drl.mathematics.noising import noised
@@ -108,7 +108,6 @@ def forward_of(net: nn.Module, loss: Loss, **changes: Any) -> Forward:
         "backend": None,
         "device": torch.device("cpu"),
         "dtype": "fp32",
-        "input_dtypes": PASSTHROUGH,
         "guidance": {"guidance_scale": Guidance()},
     }
     return Forward(**(values | changes))

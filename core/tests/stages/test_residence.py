@@ -126,6 +126,7 @@ def test_the_engine_alone_leaves() -> None:
 
 def test_frozen_weights_stay_where_an_engine_computes_with_them() -> None:
     story = Story(train=True, rollout=True, shares=True)
+    story.run.context.device = "cuda"
     assert iteration(story)[1] == ["sleep but for frozen weights"]
     assert [line.partition(":")[0] for line in story.events] == [
         "cluster.offload_rollout",
@@ -188,6 +189,13 @@ def test_weights_are_shared_beside_adapters_that_are_pushed_as_they_are() -> Non
     shared = shared_with_engine(story.run)
     assert set(shared["transformer"]) == {"0.weight", "0.bias"}
     assert remarks(story.run) == []
+
+
+@pytest.mark.parametrize(("device", "said"), [("cpu", 0), ("cuda", 2)])
+def test_what_stays_on_a_gpu_is_said_where_anything_leaves_it(device: str, said: int) -> None:
+    story = Story(train=True, rollout=True, shares=True)
+    story.run.context.device = device
+    assert len(remarks(story.run)) == said
 
 
 def test_a_copy_that_could_have_been_shared_is_said_with_its_reason() -> None:

@@ -15,7 +15,6 @@ from drl.stages.rollout import (
     training_sampling,
 )
 from drl.testing import make_prompt
-from drl.trainers import guidance_by_option
 from drl.types import Context, Sampling
 
 
@@ -220,11 +219,3 @@ def test_guidance_is_on_when_one_of_the_experts_is_guided(first, second, true, g
         true_cfg_scale=true,
     )
     assert sampling.guided is guided
-
-
-def test_the_trainer_has_one_guidance_per_option_that_is_set():
-    given = recipe().sampling
-    assert set(guidance_by_option(given, joint=False)) == {"guidance_scale"}
-    given.guidance_scale_2 = 3.0
-    found = guidance_by_option(given, joint=True)
-    assert (found["guidance_scale_2"].scale, found["guidance_scale_2"].joint) == (3.0, True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drl.interfaces.family import Family, InputDtypes, Route
+from drl.interfaces.family import Family, Route
 from drl.interfaces.loss import Loss
 from drl.mathematics.gaussian import over_rows
 from drl.stages.loss import Forward, loss_of
@@ -92,7 +92,6 @@ def run(factors: tuple[float, ...], pairs: list[Pair], scale: float = 1.0) -> Sc
         backend=None,
         device=torch.device("cpu"),
         dtype="fp32",
-        input_dtypes=InputDtypes(),
         guidance={"guidance_scale": Guidance(scale=scale)},
         reference=lambda component: torch.no_grad(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from drl.deterministic import determinism
 from drl.errors import BadInput, RecipeError, TrustError
 from drl.launch import Start, in_iterations, loaded, restore, write_plugins
 from drl.model.trainer import Trainer
-from drl.observe.directory import RunDirectory
+from drl.observe.directory import RunDirectory, never_began
 from drl.observe.files import write_text_atomic
 from drl.stages.alignment import with_debug_tensors
 from drl.stages.collect import drawn_prompts
@@ -66,6 +67,9 @@ FORCED = (
     "train.dp_replicate_size=1",
 )
 """What a probe changes in a recipe: one rank, no step, the engine's tensors; other settings end nothing."""
+
+OUT = "--out"
+"""The option of ``drl align`` that chooses the folder."""
 
 RANDOM = "lora.init_weights=random"
 
@@ -146,6 +150,7 @@ def probe(
         new_directory(recipe, wanted.out) as directory,
         training_environment({**variables, **recipe.train.env}),
     ):
+        directory.sync.unlink(missing_ok=True)  # of a probe that was killed here
         write_text_atomic(directory.recipe, recipe.to_toml())
         write_plugins(recipe, directory, catalog)
         with started(recipe, catalog, directory) as run:
@@ -210,14 +215,29 @@ def nothing_to_compare(recipe: Any) -> str:
 def new_directory(recipe: Any, out: Path | None) -> RunDirectory:
     """Return a new run directory: ``out``, or a name beside those of the recipe's runs.
 
-    It goes again with a probe that finds nothing, whatever ended it.
+    It goes again with a probe that finds nothing, whatever ended it; one that was killed leaves it to the next.
     """
     if out is not None:
-        directory = RunDirectory.create_at(out)
+        directory = RunDirectory.create_at(out, option=OUT, unfinished=is_unfinished)
     else:
-        directory = RunDirectory.create(Path(recipe.run.directory), f"{recipe.run.name[:90]}-align")
+        name = f"{recipe.run.name[:90]}-align"
+        directory = RunDirectory.create(Path(recipe.run.directory), name, option=OUT)
     directory.only_results = True
     return directory
+
+
+def is_unfinished(folder: Path) -> bool:
+    """True for what a probe leaves that was killed: its own files, and no result."""
+    if not never_began(folder):
+        return False
+    try:
+        table = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    debug = table.get("debug")
+    return isinstance(debug, dict) and debug.get("skip_optimizer_step") is True
 
 
 @contextmanager

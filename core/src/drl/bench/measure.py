@@ -26,7 +26,8 @@ from drl.observe.directory import RunDirectory
 from drl.observe.files import write_text_atomic
 from drl.observe.memory import GIB, memory_of
 from drl.observe.performance import medians, settled
-from drl.observe.timing import STEP_TIME, TRAIN, UNACCOUNTED, phases_of
+from drl.observe.rates_of_run import REWARD_WAIT
+from drl.observe.timing import STEP_TIME, TRAIN, UNACCOUNTED, phase_key, phases_of
 from drl.plan.predict import this_card
 from drl.plan.shortage import shortage
 from drl.stopping import AtOnce, StopFlag
@@ -42,6 +43,9 @@ PREFIX = "drl-bench-"
 """Begins the names of temporary folders."""
 ROLLOUT = "rollout"
 ITERATION, REST = "iteration", "unaccounted"
+REWARD, WAIT = "reward", "reward_wait"
+BESIDE = {REWARD: phase_key(f"overlapped/{REWARD}"), WAIT: REWARD_WAIT}
+"""Seconds of rewards beside the rollout, and of the rollout while it did nothing but wait for them."""
 WORK = {ROLLOUT: "perf/images_per_second", TRAIN: "perf/pairs_per_second"}
 """The rate of each phase that has one."""
 
@@ -80,7 +84,7 @@ class Bench:
     ``start_seconds``: from nothing to the first iteration. ``peaks``: the most that was held in each phase
     of any iteration but the first, in GiB; empty where the device does not tell. ``held``: what was held at
     the end of each. ``work``: how many images a rollout made, and how many pairs a training took. ``ranges``:
-    seconds of the fastest and of the slowest of the others, by phase.
+    seconds of the fastest and of the slowest of the others, by phase and by name of ``BESIDE``.
     """
 
     name: str
@@ -100,6 +104,11 @@ class Bench:
         times = times_of(self.middle)
         times.pop(ITERATION)
         return times
+
+    @property
+    def beside(self) -> dict[str, float]:
+        """Return the median seconds of rewards by name of ``BESIDE``; they are part of no sum."""
+        return beside_of(self.middle)
 
     @property
     def step_seconds(self) -> float:
@@ -169,7 +178,7 @@ def measure(recipe: Any, wanted: Wanted, catalog: Catalog, echo: Echo = print) -
         peaks=largest([memory_of(row, peak=True) for row in later]),
         held=largest([memory_of(row, peak=False) for row in later]),
         work=medians([work_of(row) for row in later]),
-        ranges=ranges([times_of(row) for row in later]),
+        ranges=ranges([times_of(row) | beside_of(row) for row in later]),
     )
 
 
@@ -327,6 +336,11 @@ def work_of(row: Mapping[str, float]) -> dict[str, float]:
 def times_of(row: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each phase, of what no phase claims, and of the whole iteration."""
     return phases_of(row) | {REST: row.get(UNACCOUNTED, 0.0), ITERATION: row[STEP_TIME]}
+
+
+def beside_of(row: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of rewards of one row, by name of ``BESIDE``."""
+    return {name: row[metric] for name, metric in BESIDE.items() if metric in row}
 
 
 def ranges(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:

@@ -6,26 +6,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drl.bench.growth import Growth
-from drl.bench.measure import ITERATION, ROLLOUT, Bench
+from drl.bench.measure import ITERATION, REWARD, ROLLOUT, WAIT, Bench
 from drl.observe.performance import SPEED, plain_number
 from drl.observe.timing import STEP_TIME, TRAIN, phases_of
 
 UNKNOWN = "–"
 Row = tuple[str, ...]
+TITLES = {REWARD: "rewards, beside the rollout", WAIT: "waited for rewards"}
 
 
 def phase_rows(bench: Bench) -> list[Row]:
     """Return per phase: its median seconds, from which to which they were, their share, memory in GiB.
 
-    Phases that only the first iteration had (compiling, warm-up) are not among them.
+    Phases that only the first iteration had (compiling, warm-up) are not among them. Rewards come below the
+    iteration, since they are no part of its sum.
     """
     step = bench.step_seconds
-    rows = []
+    rows: list[Row] = []
     for name, seconds in sorted(bench.seconds.items(), key=lambda item: -item[1]):
         share = f"{100 * seconds / step:.1f} %" if step > 0 else UNKNOWN
         words = (seconds_words(seconds), range_words(bench, name), share, memory_words(bench, name))
         rows.append((name, *words))
-    return [*rows, (ITERATION, seconds_words(step), range_words(bench, ITERATION), "", "")]
+    whole = {ITERATION: step} | bench.beside
+    rows += [
+        (TITLES.get(name, name), seconds_words(seconds), range_words(bench, name), "", "")
+        for name, seconds in whole.items()
+    ]
+    return rows
 
 
 def range_words(bench: Bench, phase: str) -> str:
@@ -142,6 +149,7 @@ def as_json(bench: Bench) -> dict[str, Any]:
         "seconds": bench.seconds,
         "step_seconds": bench.step_seconds,
         "seconds_range": {phase: list(both) for phase, both in bench.ranges.items()},
+        "beside": bench.beside,
         "work": dict(bench.work),
         "peak_gib": dict(bench.peaks),
         "held_gib": dict(bench.held),

@@ -107,7 +107,7 @@ def good(root: Path) -> str:
             return (
                 f"\n{folder.name} is good: write {number} into {root / TRACKER} to resume from it"
             )
-    return "\nthere is no good checkpoint beside it"
+    return "\nthere is no good checkpoint beside it: --resume cannot go on here, start a new run"
 
 
 def read_kept(root: Path) -> dict[str, str]:

@@ -139,12 +139,15 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def local_pipeline(reference: str) -> Path:
-    """Return the folder of a pipeline: the path itself, or the local copy of a hub id."""
+def local_pipeline(reference: str, place: str = "with --base") -> Path:
+    """Return the folder of a pipeline: the path itself, or the local copy of a hub id.
+
+    ``place``: where the caller takes it, for messages.
+    """
     folder = Path(reference).expanduser()
     if folder.is_dir():
         return folder
-    advice = "give the folder of a diffusers pipeline with --base"
+    advice = f"give the folder of a diffusers pipeline {place}"
     if reference.startswith((".", "/", "~")) or reference.count("/") != 1:
         raise BadInput(f"there is no folder {reference}; {advice}, or a hub id such as owner/name")
     try:

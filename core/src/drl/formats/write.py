@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from drl.errors import BadInput, DrlError
@@ -21,6 +20,7 @@ from drl.formats.layout import Layout
 from drl.formats.peft_folder import write_peft_folder
 from drl.formats.read import read_adapter
 from drl.formats.single_file import comfy_tensors, kohya_tensors
+from drl.lora.tensor_file import save_tensors
 from drl.observe.files import flush_directory
 
 ADAPTER_FORMATS = ("peft", "diffusers", "kohya", "comfy")
@@ -73,11 +73,7 @@ def check_same(adapter: Adapter, path: Path, layout: Layout | None) -> None:
 
 def _write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Copies: safetensors refuses tensors that are strided or share memory.
-    own = {
-        key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()
-    }
-    save_file(own, path, metadata={"format": "pt", **metadata})
+    save_tensors(path, tensors, metadata)
 
 
 @contextmanager

@@ -176,13 +176,16 @@ class WeightProof:
 
     ``checksums``: digest over the names and bytes that the last update brought, given only when each
     is held in the dtype that the engine stores; ``counts``: how many tensors it wrote;
-    ``model_checksums``: a fingerprint of the whole model as stored, to see that it changed.
+    ``model_checksums``: a fingerprint of the whole model as stored, to see that it changed. ``unchanged``:
+    components whose model is as it was before although all that came is held: in the dtype that the engine
+    stores, the new values are the old ones. An engine that cannot tell leaves it empty.
     """
 
     version: int
     checksums: Mapping[str, str] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     model_checksums: Mapping[str, str] = field(default_factory=dict)
+    unchanged: frozenset[str] = frozenset()
 
 
 class Engine(ABC):

@@ -49,6 +49,7 @@ class EngineOutline:
     in the "forward" precision, or "auto": shared where adapters are trained, else fp32. ``adapters``:
     "merged" or "applied". ``compiled``: its blocks are. ``weights_option``: the option that sets ``weights``.
     ``graphs_option``: the option by which it records forwards as CUDA graphs, where it does.
+    ``rows_option``: the option that sets ``rows``.
     """
 
     rows: int
@@ -57,3 +58,4 @@ class EngineOutline:
     compiled: bool = False
     weights_option: str | None = None
     graphs_option: str | None = None
+    rows_option: str | None = None

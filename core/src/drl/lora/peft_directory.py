@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import nn
 
 from drl.lora.atomic import replaced_directory
@@ -38,6 +37,7 @@ from drl.lora.peft_tensors import (
 )
 from drl.lora.snapshot import AdapterSnapshot, adapter_snapshot, check_described, snapshot_of
 from drl.lora.state import check_state, load_adapter_state
+from drl.lora.tensor_file import save_tensors
 from drl.lora.tree import adapter_names, base_state
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
@@ -238,16 +238,8 @@ def _write_tensors(
     path: Path, state: Mapping[str, torch.Tensor], fields: Mapping[str, Any], *, prefix: str
 ) -> None:
     described = {prefix + key: value for key, value in fields.items()}
-    metadata = {
-        "format": "pt",
-        "lora_adapter_metadata": json.dumps(described, indent=2, sort_keys=True),
-    }
-    # Copies: safetensors refuses tensors that are strided or share memory.
-    tensors = {
-        prefix + key: tensor.detach().to("cpu", copy=True).contiguous()
-        for key, tensor in state.items()
-    }
-    save_file(tensors, path, metadata=metadata)
+    metadata = {"lora_adapter_metadata": json.dumps(described, indent=2, sort_keys=True)}
+    save_tensors(path, {prefix + key: tensor for key, tensor in state.items()}, metadata)
 
 
 def _check_component(component: str) -> None:

@@ -44,7 +44,9 @@ def check_attention_name(backend: str | None) -> str | None:
     if backend.lower() not in known:
         raise BadInput(
             f"{OPTION}: diffusers has no attention backend '{backend}'"
-            f"{did_you_mean(backend.lower(), known)}; it has {', '.join(known)}"
+            f"{did_you_mean(backend.lower(), known)}; it has torch's own {', '.join(NATIVE)}, "
+            f"and, for models that can be given another package's kernel, "
+            f"{', '.join(name for name in known if name not in NATIVE)}"
         )
     return backend.lower()
 

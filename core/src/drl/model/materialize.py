@@ -193,8 +193,14 @@ def fill(
 
 
 def check_filled(name: str, module: nn.Module) -> None:
-    """Raise ContractError for a tensor that is still on the meta device."""
-    empty = [key for key, tensor in tensors_of(module).items() if tensor.is_meta]
+    """Raise ContractError for a tensor that is still on the meta device, plain attributes included."""
+    plain = {
+        f"{name}.{key}".lstrip("."): value
+        for name, child in module.named_modules()
+        for key, value in vars(child).items()
+        if isinstance(value, torch.Tensor)
+    }
+    empty = [key for key, tensor in (tensors_of(module) | plain).items() if tensor.is_meta]
     if empty:
         raise ContractError(
             f"{name}: {len(empty)} tensors have no values, for example {empty[0]}; Family.finish must "

@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from drl.errors import BadInput, ContractError
 from drl.lora import adapter_names, base_names
+from drl.mathematics.feeding import DTYPES
 from drl.model.precision import (
     NONE,
     Overrides,
@@ -38,7 +39,6 @@ from drl.model.precision import (
     overridden_tables,
     store_frozen,
 )
-from drl.stages.loss import DTYPES
 
 if TYPE_CHECKING:
     from pathlib import Path

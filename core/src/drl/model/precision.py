@@ -22,7 +22,7 @@ from drl.config.messages import did_you_mean
 from drl.errors import BadInput
 from drl.lora import base_names, to_plain_name
 from drl.lora.switches import SavedModule
-from drl.stages.loss import DTYPES
+from drl.mathematics.feeding import DTYPES
 
 
 @dataclass(frozen=True, slots=True)

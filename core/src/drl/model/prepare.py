@@ -12,10 +12,11 @@ from torch import nn
 
 from drl.interfaces.engine import Launch
 from drl.interfaces.family import TrainPipelineConfig
+from drl.mathematics.feeding import DTYPES
 from drl.model.attention import choose_attention
 from drl.model.checkpointing import checkpoint_blocks
+from drl.model.materialize import check_filled
 from drl.model.precision import Overrides, compute_in, find_overrides, joined_globs, store_frozen
-from drl.stages.loss import DTYPES
 
 
 def prepare_built(
@@ -61,7 +62,8 @@ def prepare_for_engine(
 
     ``store``: keep the weights in the forward dtype too, except for those with a dtype of their own; they
     must come in fp32 for that. Otherwise weights stay as they are, but for these, which are stored in
-    their dtype. Call it once the module has its weights, the trainer's own where they are shared.
+    their dtype. Call it once the module has its weights, the trainer's own where they are shared. Then the
+    family finishes the module, as it does the trainer's; ContractError for what has no values after that.
     """
     choose_attention(
         name, module, launch.attention_backend, device=launch.device, dtype=DTYPES[launch.dtype]
@@ -75,4 +77,6 @@ def prepare_for_engine(
         if parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype)
     compute_in(name, module, overrides, launch.dtype)
+    launch.family.finish(name, module)
+    check_filled(name, module)
     return overrides

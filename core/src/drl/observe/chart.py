@@ -71,11 +71,11 @@ class Chart:
     bars: tuple[Bar, ...] = ()
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Return round numbers (1, 2 or 5 times a power of ten apart) inside [low, high]."""
+def ticks(low: float, high: float, wanted: int = 5, *, whole: bool = False) -> list[float]:
+    """Return round numbers (1, 2 or 5 times a power of ten apart) inside [low, high]; ``whole``: no fractions."""
     if not high - low >= SMALLEST_SPAN:
         return [low]
-    raw = (high - low) / wanted
+    raw = max((high - low) / wanted, 1.0 if whole else 0.0)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
@@ -106,7 +106,7 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 
 
 def line_chart(series: Sequence[Series], x_label: str) -> Chart:
-    """Lay out lines with bands; one value alone is a dot."""
+    """Lay out lines with bands over what is counted; one value alone is a dot."""
     xs = [x for one in series for x, _ in one.points]
     ys = [edge for one in series for x, y in one.points for edge in _edges(one, x, y)]
     x_low, x_high = min(xs), max(xs)
@@ -114,7 +114,7 @@ def line_chart(series: Sequence[Series], x_label: str) -> Chart:
     place_x, place_y = _scale(x_low, x_high, LEFT, RIGHT), _scale(y_low, y_high, BOTTOM, TOP)
     return Chart(
         x_label=x_label,
-        x_ticks=_ticks(x_low, x_high, place_x),
+        x_ticks=_ticks(x_low, x_high, place_x, whole=True),
         y_ticks=_ticks(y_low, y_high, place_y),
         lines=tuple(_line(one, place_x, place_y) for one in series),
     )
@@ -140,9 +140,10 @@ def bar_chart(stacks: Sequence[tuple[float, Sequence[float]]], x_label: str) -> 
             )
             floor += piece
     half = slot / 2
+    place_x = _scale(x_low, x_high, LEFT + half, RIGHT - half)
     return Chart(
         x_label=x_label,
-        x_ticks=_ticks(x_low, x_high, _scale(x_low, x_high, LEFT + half, RIGHT - half)),
+        x_ticks=_ticks(x_low, x_high, place_x, whole=True),
         y_ticks=_ticks(0.0, high, place_y),
         bars=tuple(bar for bar in bars if bar.height > 0),
     )
@@ -181,8 +182,10 @@ def _scale(low: float, high: float, start: float, stop: float) -> Callable[[floa
     return lambda value: round(start + (value - low) / (high - low) * (stop - start), 1)
 
 
-def _ticks(low: float, high: float, place: Callable[[float], float]) -> tuple[Tick, ...]:
-    found = ticks(low, high)
+def _ticks(
+    low: float, high: float, place: Callable[[float], float], *, whole: bool = False
+) -> tuple[Tick, ...]:
+    found = ticks(low, high, whole=whole)
     step = found[1] - found[0] if len(found) > 1 else 0.0
     return tuple(Tick(place=place(value), label=label(value, step)) for value in found)
 

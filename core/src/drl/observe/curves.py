@@ -15,6 +15,8 @@ from drl.observe.metrics import Metrics
 from drl.observe.timing import UNACCOUNTED, phases_of
 
 ITERATION = "iteration"
+"""Counted from 1, as in the console and in names of folders; ``step`` counts from 0. Before training: 0."""
+
 IMAGES = "images seen"
 REWARD = "rollout/reward/raw_mean"
 ROLLOUT_SAMPLER = "rollout_sampler"
@@ -116,7 +118,7 @@ def _panel(metrics: Metrics, wanted: Wanted, note: str) -> Panel | None:
     spread = dict(metrics.series(wanted.spread)) if wanted.spread else {}
     sparse = wanted.metric.startswith("eval/")
     charts = [
-        _chart(lines, spread, {step: float(step) for step in metrics.rows}, ITERATION, dots=sparse)
+        _chart(lines, spread, {step: step + 1.0 for step in metrics.rows}, ITERATION, dots=sparse)
     ]
     seen = metrics.images_seen()
     if any(seen.values()):
@@ -181,7 +183,7 @@ def phase_times(metrics: Metrics) -> tuple[list[PhaseTime], Chart | None]:
     rest = ordered[len(kept) :]
     columns = [[name] for name in kept] + ([rest] if rest else [])
     stacks = [
-        (float(step), [sum(times.get(name, 0.0) for name in names) for names in columns])
+        (step + 1.0, [sum(times.get(name, 0.0) for name in names) for names in columns])
         for step, times in spent.items()
     ]
     table = []

@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -44,19 +45,24 @@ class RunDirectory:
     ``create`` makes a new one, ``open`` finds an old one. All paths are properties; none of them
     need exist yet. A new one goes again when its run is refused before its first figure (an error with the
     exit code of bad input), so that the mended recipe can have the same folder; with ``only_results``, whatever
-    ends the work.
+    ends the work. ``option``: what a command calls the choice of a folder, when it cannot go on with an old one.
     """
 
     only_results = False
 
-    def __init__(self, path: Path, *, new: bool = False, made: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, new: bool = False, made: bool = False, option: str | None = None
+    ) -> None:
         self.path = path
+        self._option = option
         self._new = new
         self._made = made  # and not found, empty
         self._lock = FileLock(path / "lock", timeout=0)
 
     @classmethod
-    def create(cls, root: Path, name: str, *, now: float | None = None) -> RunDirectory:
+    def create(
+        cls, root: Path, name: str, *, now: float | None = None, option: str | None = None
+    ) -> RunDirectory:
         """Make ``root/<name>-<YYYYmmdd-HHMMSS>``; a second run of the same second gets ``-2``, ``-3`` …"""
         if not NAME.fullmatch(name):
             raise RunDirectoryError(
@@ -75,14 +81,20 @@ class RunDirectory:
                     raise RunDirectoryError(f"{root} is a file; runs need a folder there") from None
                 attempt += 1
             except OSError as error:
-                raise _unwritable(path, error) from error
+                raise _unwritable(path, error, option) from error
             else:
                 flush_directory(root)
-                return cls(path, new=True, made=True)
+                return cls(path, new=True, made=True, option=option)
 
     @classmethod
-    def create_at(cls, path: Path) -> RunDirectory:
-        """Make exactly this folder; one that exists must be empty."""
+    def create_at(
+        cls,
+        path: Path,
+        *,
+        option: str | None = None,
+        unfinished: Callable[[Path], bool] = lambda _: False,
+    ) -> RunDirectory:
+        """Make exactly this folder; one that exists must be empty, or what ``unfinished`` lets be used again."""
         made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -90,13 +102,14 @@ class RunDirectory:
         except FileExistsError:
             raise RunDirectoryError(f"{path} is a file; a run needs a folder of its own") from None
         except OSError as error:
-            raise _unwritable(path, error) from error
-        if taken:
+            raise _unwritable(path, error, option) from error
+        if taken and not unfinished(path):
             what = "holds a run already" if is_run_directory(path) else "is not empty"
-            raise RunDirectoryError(
-                f"{path} {what}; add --resume to go on with it, or name a new folder"
-            )
-        return cls(path, new=True, made=made)
+            advice = "add --resume to go on with it, or name a new folder"
+            if option is not None:
+                advice = f"name a new folder with {option}"
+            raise RunDirectoryError(f"{path} {what}; {advice}")
+        return cls(path, new=True, made=made, option=option)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -125,7 +138,7 @@ class RunDirectory:
                 "wait for it or end it, or start a run in another folder"
             ) from None
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise _unwritable(self.path, error, self._option) from error
         clear_leftovers(self.path)  # of a killed writer: nobody else can be writing
         write_json_atomic(self.path / "lock.json", {"pid": os.getpid(), "host": platform.node()})
         return self
@@ -221,6 +234,12 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, DrlError) and error.exit_code == BadInput.exit_code
 
 
+def never_began(path: Path) -> bool:
+    """True when nothing lies here but what a run writes before its first figure."""
+    names = {found.name for found in path.iterdir()}
+    return all(name in BEFORE_START or LEFT.fullmatch(name) for name in names)
+
+
 def is_run_directory(path: Path) -> bool:
     """True when a run has written here."""
     return any((path / mark).is_file() for mark in MARKS)
@@ -244,8 +263,8 @@ def _holder(path: Path) -> str:
         return "another process"
 
 
-def _unwritable(path: Path, error: OSError) -> RunDirectoryError:
+def _unwritable(path: Path, error: OSError, option: str | None) -> RunDirectoryError:
     reason = error.strerror or str(error)
     return RunDirectoryError(
-        f"cannot write in {path}: {reason}; choose another folder with --run-dir"
+        f"cannot write in {path}: {reason}; choose another folder with {option or '--run-dir'}"
     )

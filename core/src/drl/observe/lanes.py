@@ -156,17 +156,17 @@ def draw_lanes(timelines: Mapping[int, Timeline], order: Sequence[str] = ()) -> 
     scale = (RIGHT - LEFT) / whole
     lanes = _lanes([timeline for _, timeline in shown], starts, order, scale)
     marks = ticks(0.0, whole, 8)
-    step = marks[1] - marks[0] if len(marks) > 1 else 0.0
+    apart = marks[1] - marks[0] if len(marks) > 1 else 0.0
     floor = float(TOP + LANE * len(lanes))
     return Lanes(
         width=WIDTH,
         height=floor + FOOT,
         floor=floor,
         lanes=lanes,
-        x_ticks=tuple(Tick(place=_place(mark, scale), label=label(mark, step)) for mark in marks),
+        x_ticks=tuple(Tick(place=_place(mark, scale), label=label(mark, apart)) for mark in marks),
         borders=tuple(
-            Tick(place=_place(start, scale), label=str(step_number))
-            for start, (step_number, _) in zip(starts, shown, strict=True)
+            Tick(place=_place(start, scale), label=str(step + 1))
+            for start, (step, _) in zip(starts, shown, strict=True)
         ),
     )
 

@@ -107,7 +107,7 @@ def _memory_chart(
     lines = [
         Series(
             name=name,
-            points=[(float(step), sizes[name]) for step, sizes in found.items() if name in sizes],
+            points=[(step + 1.0, sizes[name]) for step, sizes in found.items() if name in sizes],
         )
         for name in ordered
     ]

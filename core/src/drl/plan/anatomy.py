@@ -20,6 +20,7 @@ from drl.interfaces.outline import Outline
 from drl.lora import adapter_off
 from drl.lora.tree import lora_layers
 from drl.mathematics.checksum import PIECE_BYTES
+from drl.mathematics.feeding import DTYPES, Feeding
 from drl.model.attention import check_attention
 from drl.model.build import adapt
 from drl.model.checkpointing import chosen
@@ -27,12 +28,15 @@ from drl.model.compiled import outermost
 from drl.model.precision import Overrides, check_matched, find_overrides, store_frozen
 from drl.model.prepare import parameter_dtypes
 from drl.plan.ledger import Footprint, checkpointed, inference_footprint, training_footprint
-from drl.stages.loss import DTYPES
 from drl.stages.rollout import training_sampling
-from drl.types import ConditionRecord, Context
+from drl.types import ConditionRecord, Conditions, Context
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+class NoPlan(BadInput):
+    """A recipe that runs, but that memory and work cannot be told of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +89,8 @@ class Rows:
 class Anatomy:
     """The trained components of a recipe on the meta device, and the shapes of what goes through them.
 
-    Raises BadInput when the checkpoint's configs cannot be read, when the family gives no outline, and for an
-    attention kernel or dtypes that the run would refuse.
+    Raises NoPlan when the family gives no outline; BadInput when the checkpoint's configs cannot be read, and
+    for an attention kernel or dtypes that the run would refuse.
     """
 
     def __init__(self, recipe: Any, family: Family, context: Context) -> None:
@@ -95,7 +99,7 @@ class Anatomy:
         sampling = training_sampling(recipe)
         outline = family.outline(recipe.model.checkpoint, sampling)
         if outline is None:
-            raise BadInput(
+            raise NoPlan(
                 f"{type(family).__name__} gives no outline of its samples (Family.outline): memory and work "
                 "of this recipe are not known"
             )
@@ -208,7 +212,7 @@ class Anatomy:
     def forward(self, name: str, rows: int) -> Callable[[], Mapping[str, Tensor]]:
         """Return a forward of this component with so many rows, as engine and trainer run it."""
         family, outline = self.family, self.outline
-        policy = self.configs[name].input_dtypes
+        feeding = Feeding.of(self.configs[name])
         record = ConditionRecord(
             tensors={key: on_meta(shape) for key, shape in outline.condition.items()}
         )
@@ -217,16 +221,13 @@ class Anatomy:
 
         def run() -> Mapping[str, Tensor]:
             condition = family.collate([family.condition(record)] * rows)
-            time_B = self._fed(policy.timestep, family.model_time(sigma_B, timestep_B))
-            fed = {key: self._fed(policy.latents, latents) for key, latents in streams.items()}
-            return family.forward(self.modules[name], fed, time_B, condition)
+            time_B = family.model_time(sigma_B, timestep_B)
+            fed, fed_B, conditions = feeding.cast(
+                self.dtype, streams, time_B, Conditions(positive=condition)
+            )
+            return family.forward(self.modules[name], fed, fed_B, conditions.positive)
 
         return run
-
-    def _fed(self, policy: str | None, tensor: Tensor) -> Tensor:
-        if policy is None:
-            return tensor
-        return tensor.to(self.dtype if policy == "default" else DTYPES[policy])
 
 
 def blank(
@@ -276,8 +277,9 @@ def recompute(module: nn.Module, share: float, wrap: Sequence[str]) -> None:
 
 
 def compared(tensors: Sequence[Tensor]) -> int:
-    """Return the most bytes that a fingerprint takes: sums in 64 bits of a piece of 16-bit numbers."""
-    return min(8 * sum(tensor.numel() for tensor in tensors), 4 * PIECE_BYTES)
+    """Return the most bytes that a fingerprint takes: a piece of 16-bit numbers, and 64 bits of each for sums."""
+    piece = min(size_of(tensors), PIECE_BYTES)
+    return piece + min(8 * sum(tensor.numel() for tensor in tensors), 4 * PIECE_BYTES)
 
 
 def on_meta(shape: Sequence[int]) -> Tensor:

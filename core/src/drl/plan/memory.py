@@ -161,18 +161,19 @@ def activations(anatomy: Anatomy, scenario: Scenario, rows: int, share: float) -
 def pushing(anatomy: Anatomy, scenario: Scenario) -> PhaseMemory:
     """Return a push: merged layers are made before any is written, and the whole model is compared after.
 
-    Gradients and the rollout are still there.
+    Gradients and the rollout are still there, and the engine has copies of the adapters until the end.
     """
-    made = 0
-    if scenario.adapters and not scenario.applied:
-        made = anatomy.bytes.adapted * engine_size(scenario)
+    made = copies = 0
+    if scenario.adapters:
+        copies = int(anatomy.bytes.trained * scenario.rank_factor)
+        made = 0 if scenario.applied else anatomy.bytes.adapted * engine_size(scenario)
     return PhaseMemory(
         name=SYNC,
         moment="push",
         weights=resting(anatomy, scenario, training=True, pushing=True),
         state=trained_state(anatomy, scenario) + gradients(anatomy, scenario),
         data=samples_kept(anatomy, scenario, training=True),
-        activations=max(made, anatomy.bytes.compared),
+        activations=copies + max(made, anatomy.bytes.compared),
         graphs=kept_by_graphs(anatomy, scenario, training=True),
     )
 
@@ -191,6 +192,8 @@ def resting(anatomy: Anatomy, scenario: Scenario, *, training: bool, pushing: bo
 def trainer_weights(anatomy: Anatomy, scenario: Scenario) -> int:
     """Return the bytes of the trainer's parameters and buffers on one device."""
     held = anatomy.bytes
+    if scenario.cpu_offload:
+        return held.buffers
     trained = int(held.trained * scenario.rank_factor)
     return (held.frozen + trained) // scenario.shards + held.buffers
 
@@ -228,11 +231,15 @@ def parts(anatomy: Anatomy, scenario: Scenario) -> int:
 
 def gradients(anatomy: Anatomy, scenario: Scenario) -> int:
     """Return the bytes of the gradients of what is trained."""
+    if scenario.cpu_offload:
+        return 0
     return int(anatomy.bytes.trained * scenario.rank_factor) // scenario.shards
 
 
 def trained_state(anatomy: Anatomy, scenario: Scenario) -> int:
     """Return the bytes of the optimizer's state, in the weights' dtype, and of float32 copies of the weights."""
+    if scenario.cpu_offload:
+        return 0
     held = anatomy.bytes
     size = held.trained / max(held.trained_elements, 1)
     numbers = held.trained_elements * scenario.rank_factor

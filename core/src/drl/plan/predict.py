@@ -6,17 +6,18 @@ components on the meta device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drl.errors import BadInput
+from drl.config.messages import did_you_mean
 from drl.interfaces.engine import Engine
 from drl.interfaces.outline import EngineOutline
-from drl.plan.anatomy import Anatomy
+from drl.plan.anatomy import Anatomy, NoPlan
 from drl.plan.memory import EXACT, Measured, PhaseMemory, phases_of
 from drl.plan.rates import (
     ACTIVATIONS,
@@ -24,8 +25,10 @@ from drl.plan.rates import (
     RateKey,
     Rates,
     find_rates,
-    known_devices,
+    rates_path,
+    read_table,
     release,
+    shipped_table,
 )
 from drl.plan.scenario import Scenario, scenario_of
 from drl.plan.seconds import CardRates, seconds_of
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from drl.interfaces.loss import Loss
 
 CPU = "CPU"
+UNNAMED = "an unnamed card"
+"""A GPU to plan for where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +57,10 @@ class Card:
 
 def this_card(device: str) -> Card:
     """Return the device of this machine; a CPU has no memory of its own to plan for."""
-    if not device.startswith("cuda") or not torch.cuda.is_available():
+    if not device.startswith("cuda"):
         return Card(name=CPU)
+    if not torch.cuda.is_available():
+        return Card(name=UNNAMED)
     properties = torch.cuda.get_device_properties(torch.device(device))
     return Card(name=properties.name, memory=properties.total_memory)
 
@@ -135,14 +142,7 @@ class Prediction:
 
     def instead(self, **changes: Any) -> Prediction:
         """Return the prediction of a changed scenario; what was measured of the model is kept."""
-        return Prediction(
-            card=self.card,
-            anatomy=self.anatomy,
-            scenario=replace(self.scenario, **changes),
-            engine=self.engine,
-            dtype=self.dtype,
-            rank=self.rank,
-        )
+        return replace(self, scenario=replace(self.scenario, **changes))
 
 
 def measured_of(rates: Rates | None) -> Measured:
@@ -160,11 +160,11 @@ def measured_of(rates: Rates | None) -> Measured:
 def predict(recipe: Any, catalog: Catalog, card: Card | None = None) -> Prediction:
     """Predict one iteration of a recipe on a card, this machine's by default.
 
-    Raises BadInput when the checkpoint's configs cannot be read, when the family gives no outline, and for a
-    recipe that trains nothing.
+    Raises NoPlan when the family gives no outline, and for a recipe that trains nothing; BadInput when the
+    checkpoint's configs cannot be read, and for what the run would refuse as well.
     """
     if trains_nothing(recipe):
-        raise BadInput(
+        raise NoPlan(
             "this recipe trains nothing (debug.rollout_only, or train.num_rollout = 0); plan it without that "
             "option"
         )
@@ -195,8 +195,45 @@ def engine_outline(make: Maker, recipe: Any) -> EngineOutline | None:
     return engine.outline()
 
 
-def no_rates(card: Card) -> str:
-    """Say what to do where nothing was measured of a card."""
-    known = known_devices()
-    others = f"; rates exist for {', '.join(known)} (--device-name)" if known else ""
-    return f"no measured rates for {card.name}: run  drl bench RECIPE  on it{others}"
+def no_rates(found: Prediction) -> str:
+    """Say what to do where nothing was measured of a card as the recipe uses it."""
+    name, scenario = found.card.name, found.scenario
+    modes = {"rollout": scenario.engine_compiled, "train": scenario.compiled}
+    wanted = sorted({as_said(found.dtype, compiled=modes[phase]) for phase in found.lacking})
+    said = f"no measured rates for {name} in {' and '.join(wanted)}"
+    known = known_rates()
+    if near := near_name(name, list(known)):
+        return said + near
+    cards = ", ".join(f"'{other}'" for other in known if other not in {name, CPU})
+    if name == UNNAMED:
+        return f"{said}: name one that rates exist for by --device-name: {cards}"
+    said += ": run  drl bench RECIPE  on it"
+    if name in known:
+        return f"{said}; rates of {name} exist for {', '.join(known[name])}"
+    return f"{said}; rates exist for {cards} (--device-name)"
+
+
+def as_said(dtype: str, *, compiled: bool) -> str:
+    """Return a dtype, and whether blocks are compiled, in words."""
+    return f"{dtype} compiled" if compiled else dtype
+
+
+def known_rates() -> dict[str, list[str]]:
+    """Return the cards that rates exist for, each with dtypes and whether compiled, sorted."""
+    tables = [shipped_table(), *([read_table(rates_path())] if rates_path().exists() else [])]
+    known: dict[str, set[str]] = {}
+    for key in (key for table in tables for key in table.rows):
+        known.setdefault(key.device, set()).add(as_said(key.dtype, compiled=key.compiled))
+    return {name: sorted(known[name]) for name in sorted(known)}
+
+
+def near_name(name: str, known: Sequence[str]) -> str:
+    """Return "; did you mean 'x'?" for another spelling of a card; one of another number is another card."""
+    numbers = re.findall(r"\d+", name)
+    alike = {one.lower(): one for one in known if re.findall(r"\d+", one) == numbers}
+    if name in known:
+        return ""
+    found = did_you_mean(name, list(alike))
+    for lowered, one in alike.items():
+        found = found.replace(f"'{lowered}'", f"'{one}'")
+    return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from drl.errors import DataError
-from drl.observe.files import write_json_atomic
+from drl.observe.files import number, write_json_atomic
 
 VARIABLE = "DRL_RATES"
 """Environment variable that names another file than the one in the user's cache folder."""
@@ -134,21 +134,27 @@ def rates_path() -> Path:
 
 
 def record_rates(
-    key: RateKey, observations: Iterable[Observation], path: Path | None = None
+    key: RateKey,
+    observations: Iterable[Observation],
+    path: Path | None = None,
+    *,
+    forget: Collection[str] = (),
 ) -> Path:
     """Add observations to the user's file and return where it is.
 
     A new observation of a kind takes the place of older ones with the same work per call, so the file
-    stays small and the latest measurement counts. DataError for a file that is none of drl's.
+    stays small and the latest measurement counts. Older ones of kinds to ``forget`` go, whatever their work.
+    DataError for a file that is none of drl's.
     """
     file = rates_path() if path is None else path
     new = list(observations)
-    unknown = sorted({one.kind for one in new} - KINDS.keys())
-    if unknown:
-        raise DataError(f"nothing is observed as {unknown}; there are {', '.join(KINDS)}")
+    for one in new:
+        _check(one)
     known = dict(read_table(file).rows) if file.exists() else {}
     places = {_place(one) for one in new}
-    kept = [one for one in known.get(key, ()) if _place(one) not in places]
+    kept = [
+        one for one in known.get(key, ()) if _place(one) not in places and one.kind not in forget
+    ]
     known[key] = (*kept, *new)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json_atomic(file, as_json(Table(known)))
@@ -189,10 +195,36 @@ def _table(content: Mapping[str, Any]) -> Table:
     if content["format"] != FORMAT:
         raise ValueError(f"its format is {content['format']}, this drl reads {FORMAT}")
     rows: dict[RateKey, tuple[Observation, ...]] = {}
-    for card in content["cards"]:
+    for card in _list(content, "cards"):
         key = RateKey(**{name: card[name] for name in RateKey.__dataclass_fields__})
-        rows[key] = tuple(Observation(**one) for one in card["observations"])
+        words = (key.device, key.torch, key.dtype)
+        if not all(isinstance(word, str) for word in words) or not isinstance(key.compiled, bool):
+            raise ValueError(f"device, torch and dtype are text, compiled is true or false: {key}")
+        rows[key] = tuple(Observation(**one) for one in _list(card, "observations"))
+        for one in rows[key]:
+            _check(one)
     return Table(rows)
+
+
+def _list(content: Mapping[str, Any], name: str) -> list[Any]:
+    found = content[name]
+    if not isinstance(found, list):
+        raise ValueError(f"its {name} are no list")
+    return found
+
+
+def _check(one: Observation) -> None:
+    """Raise DataError for an observation that no rate can be made of."""
+    if one.kind not in KINDS:
+        raise DataError(f"nothing is observed as {one.kind!r}; there are {', '.join(KINDS)}")
+    figures = [number(value) for value in (one.work, one.calls, one.value)]
+    if any(figure is None or figure < 0 for figure in figures):
+        raise DataError(f"work, calls and value are numbers, none of them negative: {one}")
+    if not one.value and one.kind != DRIVER:
+        raise DataError(f"only a driver takes no time: {one}")
+    # activations are a share of their work, whatever the calls
+    if not (one.work if one.kind == ACTIVATIONS else one.calls):
+        raise DataError(f"nothing was done: {one}")
 
 
 def find_rates(key: RateKey) -> Rates | None:
@@ -216,12 +248,18 @@ def find_rates(key: RateKey) -> Rates | None:
 
 
 def _observed(table: Table, key: RateKey) -> tuple[str, dict[str, list[Observation]]]:
-    """Return a card's observations by kind, and their torch version."""
+    """Return a card's observations by kind, those of the nearest torch version, and that version.
+
+    A kind that was observed with another version alone stands in, so that one new figure does not hide the rest.
+    """
     found = _nearest(table, key)
     groups: dict[str, list[Observation]] = {}
-    for one in table.rows[found] if found else ():
-        groups.setdefault(one.kind, []).append(one)
-    return found.torch if found else "", groups
+    for known in found:
+        here: dict[str, list[Observation]] = {}
+        for one in table.rows[known]:
+            here.setdefault(one.kind, []).append(one)
+        groups = here | groups
+    return found[0].torch if found else "", groups
 
 
 def one_size(observations: Sequence[Observation]) -> bool:
@@ -240,22 +278,16 @@ def scaled(line: Line, observations: Sequence[Observation]) -> Line:
     return Line(line.fixed * factor, line.slope * factor)
 
 
-def known_devices() -> list[str]:
-    """Return the cards that rates exist for."""
-    own = read_table(rates_path()) if rates_path().exists() else Table()
-    return sorted({*own.devices(), *shipped_table().devices()})
-
-
-def _nearest(table: Table, key: RateKey) -> RateKey | None:
-    """Return the key with the same card, dtype and compilation, of this torch version or the latest."""
+def _nearest(table: Table, key: RateKey) -> list[RateKey]:
+    """Return the keys with the same card, dtype and compilation: of this torch version, then the latest first."""
     same = [
         known
         for known in table.rows
         if (known.device, known.dtype, known.compiled) == (key.device, key.dtype, key.compiled)
     ]
-    if not same:
-        return None
-    return max(same, key=lambda known: (known.torch == key.torch, _numbers(known.torch)))
+    return sorted(
+        same, key=lambda known: (known.torch == key.torch, _numbers(known.torch)), reverse=True
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -2,19 +2,21 @@
 
 A rollout is forwards, decoding and the rest of its samples. Where the card's forward rate is known, what the
 rollout took beyond it is put down to its samples; where it is not, all of it counts as forwards. In the same
-way training is what it took beyond the passes without gradient.
+way training is what it took beyond the passes without gradient. What took less than its known parts says that
+these are faster than was thought: what had been put down to the rest goes, and each part is as much faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drl.plan.memory import EXACT, ROLLOUT, SYNC, TRAIN, training
 from drl.plan.rates import (
     ACTIVATIONS,
+    APPLIED,
     DECODE,
     DRIVER,
     FORWARD,
@@ -27,7 +29,7 @@ from drl.plan.rates import (
     record_rates,
 )
 from drl.plan.rates import SYNC as PUSH
-from drl.plan.seconds import forward_only_seconds, sampling_seconds
+from drl.plan.seconds import forward_only_seconds
 
 if TYPE_CHECKING:
     from drl.plan.predict import Prediction
@@ -47,18 +49,30 @@ class Measured:
     source: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What ``calls`` calls of a kind with ``work`` between them take by the known rates."""
+
+    kind: str
+    work: float
+    calls: float = 1.0
+    seconds: float
+
+
 def record_run(prediction: Prediction, measured: Measured, path: Path | None = None) -> Path | None:
     """Add what a run has shown to the user's rates; return the file, None when it showed nothing."""
-    written = add(
-        prediction,
-        list(of_the_rollout(prediction, measured)),
-        path,
-        compiled=prediction.scenario.engine_compiled,
-    )
-    # a forward's rate, if that was one, tells what training does without gradient
-    knowing = prediction.instead()
+    compiled = prediction.scenario.engine_compiled
+    if rollout_is_faster(prediction, measured):
+        prediction = without(prediction, SAMPLE, path, compiled=compiled)
+    found = list(of_the_rollout(prediction, measured))
+    written = add(prediction, found, path, compiled=compiled)
+    # what was just written is read: a forward's rate tells what training does without gradient
+    knowing = replace(prediction)
+    compiled = knowing.scenario.compiled
+    if training_is_faster(knowing, measured):
+        knowing = without(knowing, RECOMPUTED, path, compiled=compiled)
     more = list(of_the_training(knowing, measured))
-    return add(knowing, more, path, compiled=knowing.scenario.compiled) or written
+    return add(knowing, more, path, compiled=compiled) or written
 
 
 def add(
@@ -67,9 +81,12 @@ def add(
     path: Path | None,
     *,
     compiled: bool,
+    forget: Collection[str] = (),
 ) -> Path | None:
-    """Write observations of the prediction's card; None when there are none."""
-    if not observations:
+    """Write observations of the prediction's card, instead of those of kinds to forget; None without any."""
+    # a phase that took no time at all tells no rate
+    seen = [one for one in observations if one.value > 0 or one.kind == DRIVER]
+    if not seen and not forget:
         return None
     key = RateKey(
         device=prediction.card.name,
@@ -77,32 +94,78 @@ def add(
         dtype=prediction.dtype,
         compiled=compiled,
     )
-    return record_rates(key, observations, path)
+    return record_rates(key, seen, path, forget=forget)
+
+
+def without(prediction: Prediction, kind: str, path: Path | None, *, compiled: bool) -> Prediction:
+    """Forget the user's observations of a kind; return the prediction, which will read what is left."""
+    add(prediction, (), path, compiled=compiled, forget=(kind,))
+    return replace(prediction)
+
+
+def faster(parts: Sequence[Part], seconds: float, source: str) -> Iterator[Observation]:
+    """Yield the parts of what took so many seconds: each in its share of what they were thought to take."""
+    factor = seconds / sum(part.seconds for part in parts)
+    for part in parts:
+        if part.seconds > 0:
+            yield Observation(
+                kind=part.kind,
+                work=part.work / part.calls,
+                value=factor * part.seconds / part.calls,
+                source=source,
+            )
+
+
+def rollout_parts(prediction: Prediction) -> list[Part]:
+    """Return what is known of a rollout but the rest of its samples; [] where no forward was measured."""
+    work, rates = prediction.work, prediction.rates.engine
+    if rates is None:
+        return []
+    calls, flops = work.sampling_calls, work.sampling
+    parts = []
+    applied = rates.value(APPLIED, work=work.applied, calls=calls) if work.applied else None
+    if applied is not None:
+        flops -= work.applied
+        parts.append(Part(kind=APPLIED, work=work.applied, calls=calls, seconds=applied))
+    forwards = rates.value(FORWARD, work=flops, calls=calls)
+    if forwards is None:
+        return []
+    parts.append(Part(kind=FORWARD, work=flops, calls=calls, seconds=forwards))
+    decode = DECODE + prediction.scenario.decoded_as
+    decoding = rates.value(decode, work=work.megapixels, calls=work.decodes)
+    if decoding is not None:
+        parts.append(Part(kind=decode, work=work.megapixels, calls=work.decodes, seconds=decoding))
+    return parts
+
+
+def rollout_is_faster(prediction: Prediction, measured: Measured) -> bool:
+    """Return whether a rollout took no longer than its known parts alone."""
+    seconds = measured.seconds.get(ROLLOUT)
+    if not seconds or not prediction.scenario.rollout:
+        return False
+    parts = rollout_parts(prediction)
+    return bool(parts) and seconds <= sum(part.seconds for part in parts)
 
 
 def of_the_rollout(prediction: Prediction, measured: Measured) -> Iterator[Observation]:
     """Yield what a rollout shows of forwards, or of what comes beside them."""
-    seconds = measured.seconds.get(ROLLOUT)
-    if seconds is None or not prediction.scenario.rollout:
+    seconds, source = measured.seconds.get(ROLLOUT), measured.source
+    if not seconds or not prediction.scenario.rollout:
         return
-    work, rates = prediction.work, prediction.rates.engine
-    known = None
-    if rates is not None:
-        known = sampling_seconds(work, rates)
-    if rates is None or known is None:
+    work, samples = prediction.work, prediction.scenario.samples
+    parts, rates = rollout_parts(prediction), prediction.rates.engine
+    if rates is None or not parts:
+        calls = work.sampling_calls
         yield Observation(
-            kind=FORWARD,
-            work=work.sampling / work.sampling_calls,
-            value=seconds / work.sampling_calls,
-            source=measured.source,
+            kind=FORWARD, work=work.sampling / calls, value=seconds / calls, source=source
         )
-        return
-    decode = DECODE + prediction.scenario.decoded_as
-    decoding = rates.value(decode, work=work.megapixels, calls=work.decodes) or 0.0
-    rest = seconds - known - decoding
-    if rest > 0:
-        samples = prediction.scenario.samples
-        yield Observation(kind=SAMPLE, work=samples, value=rest, source=measured.source)
+    elif rollout_is_faster(prediction, measured):
+        beside = rates.value(SAMPLE, work=samples) or 0.0
+        rest = Part(kind=SAMPLE, work=samples, seconds=beside)
+        yield from faster([*parts, rest], seconds, source)
+    else:
+        rest_seconds = seconds - sum(part.seconds for part in parts)
+        yield Observation(kind=SAMPLE, work=samples, value=rest_seconds, source=source)
 
 
 def of_the_training(prediction: Prediction, measured: Measured) -> Iterator[Observation]:
@@ -130,21 +193,58 @@ def training_observations(
 ) -> Iterator[Observation]:
     """Yield the rate of training, or of second forwards where that of training is known already."""
     work, rates = prediction.work, prediction.rates.trainer
-    calls = work.micro_batches
-    trained = None if rates is None else rates.value(TRAINING, work=work.training, calls=calls)
-    scored = scored_seconds(prediction, rates)
-    if work.recomputed and trained is not None:
-        rest = seconds - trained - scored
-        if rest > 0:
-            yield Observation(
-                kind=RECOMPUTED, work=work.recomputed / calls, value=rest / calls, source=source
-            )
+    calls, scored = work.micro_batches, scored_seconds(prediction, rates)
+    trained = trained_seconds(prediction, rates)
+    again = recomputed_seconds(prediction, rates)
+    if trained is not None and seconds > trained + scored:
+        yield Observation(
+            kind=RECOMPUTED,
+            work=work.recomputed / calls,
+            value=(seconds - trained - scored) / calls,
+            source=source,
+        )
+        return
+    if trained is not None and again is not None and seconds > scored:
+        parts = [
+            Part(kind=TRAINING, work=work.training, calls=calls, seconds=trained),
+            Part(kind=RECOMPUTED, work=work.recomputed, calls=calls, seconds=again),
+        ]
+        yield from faster(parts, seconds - scored, source)
         return
     others = None if rates is None else forward_only_seconds(work, rates)
     flops, rest = work.trainers, seconds
     if others is not None and others < seconds:
         flops, rest = work.training, seconds - others
     yield Observation(kind=TRAINING, work=flops / calls, value=rest / calls, source=source)
+
+
+def training_is_faster(prediction: Prediction, measured: Measured) -> bool:
+    """Return whether training with second forwards took no longer than it is known to take without."""
+    rates = prediction.rates.trainer
+    trained = trained_seconds(prediction, rates)
+    if trained is None or TRAIN not in measured.seconds:
+        return False
+    return measured.seconds[TRAIN] <= trained + scored_seconds(prediction, rates)
+
+
+def trained_seconds(prediction: Prediction, rates: Rates | None) -> float | None:
+    """Return training without its second forwards; None without such forwards, or where it is not known."""
+    work = prediction.work
+    if rates is None or not work.recomputed:
+        return None
+    return rates.value(TRAINING, work=work.training, calls=work.micro_batches)
+
+
+def recomputed_seconds(prediction: Prediction, rates: Rates | None) -> float | None:
+    """Return second forwards as the plan counts them: by their own rate, or else by that of forwards."""
+    work = prediction.work
+    if rates is None:
+        return None
+    for kind in (RECOMPUTED, FORWARD):
+        seconds = rates.value(kind, work=work.recomputed, calls=work.micro_batches)
+        if seconds is not None:
+            return seconds
+    return None
 
 
 def scored_seconds(prediction: Prediction, rates: Rates | None) -> float:

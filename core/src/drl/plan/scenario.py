@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drl.errors import BadInput
 from drl.interfaces.outline import EngineOutline, Outline
 from drl.stages.pairs import batch_plan
+from drl.stages.residence import offloads_rollout, offloads_train
 from drl.stages.rollout import training_sampling
 from drl.types import Need
 
@@ -30,7 +32,11 @@ class Scenario:
     ``own_weights``: what the engine holds: "shared", "fp32" or "forward". ``graphs``: it records its forwards.
     ``copies``: float32 copies of what is trained (moving average, old policy). ``rank_factor``: adapters' size
     against the recipe's own.
-    ``shards``: ranks that full weights are spread over. ``resident``: parts that stay on the device, by name.
+    ``shards``: ranks that full weights are spread over. ``cpu_offload``: shards, their gradients and the
+    optimizer are on the CPU. ``released``: parts that leave the device, by name. ``checkpointed_share``: the
+    ``checkpointed`` of a recipe that recomputes. ``offload_given``: one side of the offload was set by itself.
+    ``shareable``: weights of adapters' base lie whole on the device, so that an engine can share them.
+    ``omitted``, ``uncounted``: what work and seconds, and what memory and seconds, leave out, in words.
     """
 
     samples: int
@@ -70,12 +76,21 @@ class Scenario:
     rank_factor: float = 1.0
     forward_size: int = 2
     decoded_as: str = "fp32"
+    checkpointed_share: float = 1.0
+    offload_given: bool = False
+    cpu_offload: bool = False
+    shareable: bool = True
+    omitted: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
 
 def scenario_of(
     recipe: Any, loss: Loss, engine: EngineOutline | None, outline: Outline
 ) -> Scenario:
-    """Read a recipe; ``engine`` is None for a run without one, or with one that does not tell."""
+    """Read a recipe; ``engine`` is None for a run without one, or with one that does not tell.
+
+    Raises BadInput, as the run would, for an engine that shall share weights that are never shared.
+    """
     plan = batch_plan(recipe)
     sampling = training_sampling(recipe)
     branches = 2 if sampling.guided else 1
@@ -100,8 +115,13 @@ def scenario_of(
         optimizer_states=states_of(recipe),
         copies=copies_of(recipe, loss),
         shards=1 if recipe.lora.enabled else ranks // recipe.train.dp_replicate_size,
-        offload_train=asked(recipe.cluster.offload_train, recipe.cluster.offload),
-        offload_rollout=asked(recipe.cluster.offload_rollout, recipe.cluster.offload),
+        offload_train=offloads_train(recipe),
+        offload_rollout=offloads_rollout(recipe),
+        offload_given={recipe.cluster.offload_train, recipe.cluster.offload_rollout} != {None},
+        cpu_offload=recipe.train.cpu_offload,
+        shareable=ranks == 1 or recipe.train.shard_frozen == "never",
+        omitted=omitted_of(recipe, engine),
+        uncounted=uncounted_of(recipe, ranks),
         decode_rows=outline.decode_rows,
         decoded_as=outline.decode_dtype + ("_compiled" if outline.decode_compiled else ""),
         released=frozenset(part.name for part in outline.parts if not part.resident),
@@ -132,16 +152,57 @@ def training_of(recipe: Any, loss: Loss, plan: BatchPlan, branches: int) -> dict
         "extra_passes": sum(passes),
         "rescored": loss.recomputes_old_log_prob,
         "checkpointed": share,
+        "checkpointed_share": recipe.model.checkpointed_share,
     }
+
+
+def omitted_of(recipe: Any, engine: EngineOutline | None) -> tuple[str, ...]:
+    """Return what an iteration does besides the phases that are predicted."""
+    found = {
+        "encoding of data": recipe.train.train_only,
+        "rewards": engine is not None,
+        "the moves between CPU and GPU": offloads_train(recipe) or offloads_rollout(recipe),
+    }
+    return tuple(name for name, there in found.items() if there)
+
+
+def uncounted_of(recipe: Any, ranks: int) -> tuple[str, ...]:
+    """Return what several ranks add or save, which nothing here knows."""
+    if ranks == 1:
+        return ()
+    found = ["messages between ranks"]
+    if recipe.train.cpu_offload:
+        found.append("moves of weights between CPU and GPU")
+    if not recipe.lora.enabled or recipe.train.cpu_offload:
+        found.append("what a forward gathers of sharded weights")
+    elif recipe.train.shard_frozen != "never":
+        found.append("frozen weights that are spread over ranks (train.shard_frozen)")
+    return tuple(found)
 
 
 def weights_of(recipe: Any, engine: EngineOutline | None, ranks: int) -> str:
     """Return which weights the engine will hold; "auto" is decided as the engine decides it."""
     if engine is None:
         return "shared"
+    if engine.weights == "shared":
+        check_shared(recipe, engine, ranks)
     if engine.weights != "auto":
         return engine.weights
     return "shared" if recipe.lora.enabled and ranks == 1 else "fp32"
+
+
+def check_shared(recipe: Any, engine: EngineOutline, ranks: int) -> None:
+    """Raise BadInput where it is certain before a run that no weights can be shared."""
+    reason = None
+    if not recipe.lora.enabled:
+        reason = "it has no adapters: all of its weights may change"
+    elif ranks > 1 and (recipe.train.cpu_offload or recipe.train.shard_frozen == "always"):
+        reason = "its weights are sharded over the ranks (train.shard_frozen, train.cpu_offload)"
+    if reason is not None:
+        raise BadInput(
+            f"{engine.weights_option or 'weights'} = 'shared', but the trainer has no weights to share: "
+            f"{reason}; use 'auto', which shares where it can"
+        )
 
 
 def states_of(recipe: Any) -> int:
@@ -154,8 +215,3 @@ def states_of(recipe: Any) -> int:
 def copies_of(recipe: Any, loss: Loss) -> int:
     """Return how many float32 copies of the trained weights there are."""
     return int(recipe.ema.enabled or Need.OLD_PREDICTION in loss.needs)
-
-
-def asked(own: bool | None, both: bool) -> bool:
-    """Return an option of three states: its own value, or that of the option for both sides."""
-    return both if own is None else own

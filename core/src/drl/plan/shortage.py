@@ -101,7 +101,7 @@ def best_changes(prediction: Prediction, phase: str) -> list[tuple[str, str, int
     name = phase if phase in prediction.rooms else prediction.largest.name
     before = prediction.rooms[name]
     found = [
-        (change[0], prediction.instead(**change[1]).rooms[name])
+        (", ".join(change[0]), prediction.instead(**change[1]).rooms[name])
         for change in one_of_each(list(changes(prediction)))
     ]
     useful = [(text, room) for text, room in found if room < before]
@@ -111,7 +111,9 @@ def best_changes(prediction: Prediction, phase: str) -> list[tuple[str, str, int
 
 def one_of_each(found: Sequence[Change]) -> list[Change]:
     """Return the first change of every option."""
+    from drl.plan.advice import option_of
+
     first: dict[str, Change] = {}
     for change in found:
-        first.setdefault(change[0].partition(" = ")[0], change)
+        first.setdefault(option_of(change), change)
     return list(first.values())

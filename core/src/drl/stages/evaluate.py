@@ -141,13 +141,15 @@ def _noisy_steps(run: Run, step: StepRequest) -> tuple[int, ...] | None:
 
 
 async def _score_all(run: Run, requests: Sequence[RolloutRequest], name: str) -> list[Sample]:
-    """Generate all samples and score them; every prompt counts exactly once."""
+    """Generate all samples and score them, without condition records; every prompt counts exactly once."""
     finished = 0
 
     async def one(number: int, request: RolloutRequest) -> Sample:
         nonlocal finished
         (sample,) = await generate(run, request, evaluation=True)
         sample.index = number
+        # nothing trains on it: with those of all prompts an engine's device would fill up
+        sample.condition = sample.negative = None
         finished += 1
         run.progress(f"eval {name}", finished, len(requests))
         return sample

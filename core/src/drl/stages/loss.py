@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from drl.errors import BadInput, ContractError
+from drl.mathematics.feeding import DTYPES, Feeding, routed
 from drl.mathematics.transfer import columns
 from drl.stages.alignment import with_alignment
 from drl.stages.mode import EvaluationModes
@@ -39,12 +40,9 @@ from drl.types import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from drl.interfaces.family import Family, InputDtypes
+    from drl.interfaces.family import Family
     from drl.interfaces.loss import Loss
     from drl.interfaces.steps import SdeBackend
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 PolicyContext = Callable[[str], AbstractContextManager[None]]
 
@@ -57,7 +55,8 @@ ENGINE = "log_prob_rollout"
 class Forward:
     """What one forward needs besides its pairs: model, mathematics, precision, guidance.
 
-    ``guidance`` by the route's option name; ``batched_guidance``: both its predictions in one forward.
+    ``guidance`` by the route's option name; ``feeding`` by component, where a family has wishes;
+    ``batched_guidance``: both predictions of guidance in one forward.
     ``old``, ``reference``: a context, by component, in which the model is the old policy, or the
     reference; None when no such pass runs. ``records``: conditions that are on the device.
     ``evaluation``: a context, by component, in which its model is in evaluation mode.
@@ -69,8 +68,8 @@ class Forward:
     backend: SdeBackend | None
     device: torch.device
     dtype: str
-    input_dtypes: InputDtypes
     guidance: Mapping[str, Guidance]
+    feeding: Mapping[str, Feeding] = field(default_factory=dict)
     batched_guidance: bool = False
     old: PolicyContext | None = None
     reference: PolicyContext | None = None
@@ -80,6 +79,10 @@ class Forward:
     def __post_init__(self) -> None:
         object.__setattr__(self, "records", Records(self.device))
         object.__setattr__(self, "evaluation", EvaluationModes(self.models))
+
+    def fed(self, batch: PairBatch) -> Feeding:
+        """Return how the component of a batch is fed."""
+        return self.feeding.get(batch.pairs[0].component, Feeding())
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return autocast at the forward dtype; nothing in float32."""
@@ -166,7 +169,7 @@ def guidance_of(forward: Forward, batch: PairBatch) -> Guidance:
         return Guidance()
     timestep = batch.pairs[0].timestep
     route = forward.family.route(timestep if timestep is not None else 0.0)
-    return forward.guidance[route.guidance_option]
+    return routed(forward.guidance, route.guidance_option, forward.fed(batch))
 
 
 def batch_condition(
@@ -188,23 +191,10 @@ def predict(forward: Forward, batch: PairBatch, inputs: ForwardInputs) -> Stream
     assert inputs.conditions is not None
     assert inputs.model_time_B is not None
     with forward.autocast():
-        cast = caster(forward)
-        streams = {
-            name: cast(forward.input_dtypes.latents, x) for name, x in inputs.streams.items()
-        }
-        time_B = cast(forward.input_dtypes.timestep, inputs.model_time_B)
-        return forward.family.predict(model, streams, time_B, inputs.conditions, inputs.guidance)
-
-
-def caster(forward: Forward) -> Callable[[str | None, Tensor], Tensor]:
-    """Return the input dtype policy: None leaves a tensor alone, "default" is the forward dtype."""
-
-    def cast(policy: str | None, tensor: Tensor) -> Tensor:
-        if policy is None:
-            return tensor
-        return tensor.to(DTYPES[forward.dtype if policy == "default" else policy])
-
-    return cast
+        streams, time_B, conditions = forward.fed(batch).cast(
+            DTYPES[forward.dtype], inputs.streams, inputs.model_time_B, inputs.conditions
+        )
+        return forward.family.predict(model, streams, time_B, conditions, inputs.guidance)
 
 
 def predict_as(

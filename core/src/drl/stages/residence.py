@@ -114,7 +114,7 @@ def shared_with_engine(run: Run) -> dict[str, dict[str, Tensor]]:
 def remarks(run: Run) -> list[str]:
     """Say what an engine cannot share, and what stays on the device because it does."""
     lines = list(run.residence.copies)
-    if not _shares(run):
+    if not _shares(run) or run.context.device == "cpu":
         return lines
     kept = "the engine computes with the trainer's frozen weights, which stay on the device"
     if run.residence.engine_leaves:

@@ -104,11 +104,14 @@ def _names_text(report: PushReport) -> str:
 
 
 def check_changed(log: SyncLog, reports: Sequence[PushReport], proof: WeightProof) -> None:
-    """Raise SyncError when other weights were pushed but the engine's model stayed the same."""
+    """Raise SyncError when other weights were pushed but the engine's model stayed the same.
+
+    Not where the engine says that the change was lost in rounding to its dtype (``WeightProof.unchanged``).
+    """
     for report in reports:
         name, held = report.component, proof.model_checksums.get(report.component)
-        before = log.held.get(name)
-        if held is not None and held == before and log.pushed.get(name) != report.checksum:
+        stayed = held is not None and held == log.held.get(name) and name not in proof.unchanged
+        if stayed and log.pushed.get(name) != report.checksum:
             raise SyncError(
                 f"{name}: new weights were pushed (checksum {report.checksum[:12]}) but the engine's model "
                 "did not change; the rollout would run on old weights"

@@ -45,6 +45,32 @@ def test_beside_a_joint_condition_a_graph_has_no_memory_for_the_others() -> None
     assert own.positive.rows == 2
 
 
+def test_a_graph_without_guidance_reads_the_positive_condition_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two components one may be guided and the other not; both get the conditions of the batch."""
+    graphs = ForwardGraphs(torch.device("cuda"))
+    joint = Condition(arguments={"text": torch.ones(4, 3)}, rows=4)
+    given = Conditions(positive=condition(1.0), negative=condition(2.0), joint=joint)
+    seen: list[list[str]] = []
+
+    def recording(predict: Any, streams: Any, time_B: Any, conditions: Any) -> Recording:
+        own = copied(conditions)
+        predict(streams, time_B, own)
+        graph = SimpleNamespace(replay=lambda: None)
+        return Recording(graph, streams, time_B, own, streams, ref(own))  # type: ignore[arg-type]
+
+    def plain(_component: str, streams: Any, _time_B: Any, known: Conditions, _: Guidance) -> Any:
+        seen.append([*arguments_of(known)])
+        return streams
+
+    monkeypatch.setattr(graphs, "_record", recording)
+    for scale in (4.0, 1.0, 4.0):
+        streams = {"visual": torch.ones(2, 3)}
+        graphs.predict(plain, "transformer", streams, torch.ones(2), given, Guidance(scale=scale))
+    assert seen == [["joint.text"], ["positive.text"]]
+
+
 def test_another_shape_dtype_or_value_is_another_graph() -> None:
     def form(**arguments: Any) -> Any:
         return forms_of({"text": torch.zeros(2, 3), **arguments})

@@ -17,7 +17,11 @@ def outlined(**options: Any) -> EngineOutline:
 
 def test_the_outline_of_an_engine_as_it_comes() -> None:
     assert outlined() == EngineOutline(
-        rows=8, weights="auto", adapters="merged", weights_option="rollout.local.weights"
+        rows=8,
+        weights="auto",
+        adapters="merged",
+        weights_option="rollout.local.weights",
+        rows_option="rollout.local.rows",
     )
 
 

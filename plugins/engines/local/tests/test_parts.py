@@ -18,7 +18,6 @@ from drl.api import (
     EngineCapabilities,
     EngineDead,
     EngineError,
-    Guidance,
     Launch,
     Prompt,
     RolloutRequest,
@@ -27,7 +26,7 @@ from drl.api import (
 from drl_engine_local.config import LocalOptions
 from drl_engine_local.engine import LocalEngine
 from drl_engine_local.result import Step
-from drl_engine_local.sampler import _guidance, rounded
+from drl_engine_local.sampler import rounded
 from drl_engine_local.schedule import Row, check_request
 from drl_engine_local.waiting import Job, WaitingRows
 
@@ -173,14 +172,6 @@ def test_latents_are_rounded_as_the_model_rounds_and_stay_float32() -> None:
     assert rounded(value, torch.zeros(1, dtype=torch.bfloat16)).tolist() == [1.0]
     assert rounded(value, torch.zeros(1)).tolist() == value.tolist()
     assert rounded(value, torch.zeros(1, dtype=torch.bfloat16)).dtype == torch.float32
-
-
-def test_guidance_is_that_of_the_route_and_must_be_set() -> None:
-    both = replace(SAMPLING, guidance_scale=3.0, guidance_scale_2=2.0, true_cfg_scale=1.5)
-    assert _guidance(both, "guidance_scale") == Guidance(scale=3.0, true_scale=1.5)
-    assert _guidance(both, "guidance_scale_2") == Guidance(scale=2.0, true_scale=1.5)
-    with pytest.raises(EngineError, match=r"wants sampling\.guidance_scale_2 at this timestep"):
-        _guidance(SAMPLING, "guidance_scale_2")
 
 
 def engine() -> LocalEngine:

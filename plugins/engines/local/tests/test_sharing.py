@@ -210,10 +210,13 @@ def test_frozen_weights_that_somebody_wrote_are_found_at_the_next_sync(
     push(engine, trained.move(1), LORA)
     push(engine, trained.move(2), LORA)
     trained.model.get_parameter("proj_out.bias").data[3] += 1e-6
+    assert engine.store is not None
+    before = [tensor.clone() for tensor in engine.store.own()]
     with pytest.raises(
         EngineError, match="frozen weights that trainer and engine share have changed"
     ):
         push(engine, trained.move(3), LORA)
+    assert all(map(torch.equal, engine.store.own(), before))  # found before anything is written
 
 
 def test_dense_weights_are_refused_and_nothing_is_written(

@@ -14,7 +14,8 @@ def visible_gpu(draft: Draft) -> Iterator[Problem]:
         return
     for path in ("cluster.device", "sampling.generator_device"):
         value = draft.get(path)
-        if value.startswith("cuda"):
+        # one that follows from another option has nothing to add to what is said of that
+        if value.startswith("cuda") and draft.given(path):
             yield Problem(path, f"is {value!r}, but no GPU is visible here", "warning")
 
 

@@ -132,7 +132,7 @@ class ClusterSection(Section):
     )
     device: str = Field(
         "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="auto, cpu, cuda or cuda:N. auto: CUDA where there is a GPU.",
     )
     actor_num_nodes: int = Field(1, gt=0, description="Machines that train; 1 with inline.")

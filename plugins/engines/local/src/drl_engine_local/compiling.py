@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from drl.api import Launch
+from drl.api import Launch, TrainPipelineConfig
 from drl.model.compiled import Compilations, compile_blocks
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ def compile_models(
     """
     log = Compilations(LABEL, backend)
     for name, model in models.items():
-        config = launch.family.component_config(name, launch.checkpoint)
-        compile_blocks(model, launch.family.pipeline_config(name, config).wrap, log)
+        compile_blocks(model, component_config(launch, name).wrap, log)
     return log
+
+
+def component_config(launch: Launch, name: str) -> TrainPipelineConfig:
+    """Return what the family says of a component of the checkpoint."""
+    config = launch.family.component_config(name, launch.checkpoint)
+    return launch.family.pipeline_config(name, config)

@@ -7,7 +7,8 @@ the trainer computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ import torch
 from torch import nn
 
 from drl.api import EngineError, Family, LoraFields, WeightSource
-from drl.lora import LoraConfig, adapters, inject, merge_delta
+from drl.lora import LoraConfig, LoraError, adapters, inject, merge_delta, remove_adapter
+from drl.lora.layer import DEFAULT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,8 +106,20 @@ class Component:
             return [*(self.tensors[name] for name in self.pristine), *self.factors.values()]
         return [*self.tensors.values(), *self.pristine.values(), *self.factors.values()]
 
+    def theirs(self, layers: Collection[str] = ()) -> dict[str, Tensor]:
+        """Return the trainer's tensors that it computes with, once adapters of these layers are written too."""
+        if not self.shared:
+            return {}
+        own = set(self.pristine)
+        if not self.applied:
+            own |= {f"{layer}.weight" for layer in layers}
+        return {name: tensor for name, tensor in self.tensors.items() if name not in own}
+
     def prepare(self, stage: Stage) -> dict[str, Tensor]:
-        """Return merged weights, or make room for applied ones; what is served does not change yet."""
+        """Return merged weights, or make room for applied ones; what is served does not change yet.
+
+        Raises EngineError for applied adapters of several kinds.
+        """
         if not self.applied:
             return dict(_merged(self, stage))
         if stage.adapters and not self.factors:
@@ -152,7 +166,13 @@ class Component:
         first = next(iter(stage.adapters.values()))
         training = self.model.training
         dtype = self.autocast or first.dtype
-        inject(self.model, config, generator=torch.Generator(), dtype=dtype)
+        try:
+            inject(self.model, config, generator=torch.Generator(), dtype=dtype)
+        except BaseException:
+            # no room, say: layers whose adapters have no values yet would compute with anything
+            with suppress(LoraError):
+                remove_adapter(self.model, DEFAULT)
+            raise
         self.model.requires_grad_(False).train(training)
         made = adapters(self.model)
         self.factors = {f"{layer}{A}": made[layer].A for layer in layers}

@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
@@ -35,9 +36,10 @@ from drl.api import (
     WeightBucket,
     WeightProof,
 )
+from drl.mathematics.feeding import Feeding
 from drl.model.compiled import Compilations
 from drl.model.moving import move, release_cached
-from drl_engine_local.compiling import compile_models
+from drl_engine_local.compiling import compile_models, component_config
 from drl_engine_local.graphs import ForwardGraphs
 from drl_engine_local.loading import check_options, load_components, may_share
 from drl_engine_local.sampler import NEGATIVE_PROMPT, Sampler
@@ -59,7 +61,7 @@ class LocalEngine(Engine):
         self.sampler: Sampler | None = None
         self.store: WeightStore | None = None
         self.finishing = Finishing()
-        self.waiting = WaitingRows(options.rows, options.wait_ms / 1000, self._busy)
+        self.waiting = self._queue()
         self.thread: ThreadPoolExecutor | None = None
         self.lock = Lock()
         self.gate: Future[None] | None = None
@@ -100,6 +102,7 @@ class LocalEngine(Engine):
             compiled=self.options.compile,
             weights_option="rollout.local.weights",
             graphs_option="rollout.local.cuda_graphs" if self.options.cuda_graphs else None,
+            rows_option="rollout.local.rows",
         )
 
     def counts(self) -> Mapping[str, float]:
@@ -121,8 +124,14 @@ class LocalEngine(Engine):
         rows: int = self.options.rows
         return rows <= MATRIX_BLOCK or rows % MATRIX_BLOCK == 0
 
+    def _queue(self) -> WaitingRows:
+        return WaitingRows(self.options.rows, self.options.wait_ms / 1000, self._busy)
+
     async def start(self, launch: Launch) -> EngineInfo:
-        """Load the model; two engines of one process never share weights."""
+        """Load the model, as version 0; two engines of one process never share weights.
+
+        Raises EngineError when it was started already, BadInput for a model or options that it cannot serve.
+        """
         if self.thread is not None:
             raise EngineError("engine 'local' was started already; make another one")
         if len(launch.family.streams) != 1:
@@ -131,7 +140,9 @@ class LocalEngine(Engine):
                 f"{', '.join(launch.family.streams)}"
             )
         self.launch = launch
+        self.version = 0
         self.finishing = Finishing()
+        self.waiting = self._queue()
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drl-engine-local")
         await self._run(self._load)
         return EngineInfo(address=f"local://{os.getpid()}/{id(self)}", pids=(os.getpid(),))
@@ -160,6 +171,7 @@ class LocalEngine(Engine):
             device=launch.device,
             dtype=launch.dtype,
             batched_guidance=launch.batched_guidance,
+            feeding={name: Feeding.of(component_config(launch, name)) for name in models},
             graphs=graphs,
         )
 
@@ -175,26 +187,27 @@ class LocalEngine(Engine):
         """Make one microgroup, in the order of its seeds; waits while weights are being updated."""
         check_request(request, self._launched().sde_backends)
         jobs = [Job(Row(request, place)) for place in range(len(request.seeds))]
-        turns = await self._enqueue(jobs)
+        turns: list[Future[None]] = []
         try:
+            await self._enqueue(jobs, turns)
             return [await asyncio.wrap_future(job.done) for job in jobs]
         finally:
             self.waiting.remove(jobs)
             for turn in turns:  # after a failure or a cancel: the rest is no longer wanted
                 turn.cancel()
 
-    async def _enqueue(self, jobs: list[Job]) -> list[Future[None]]:
+    async def _enqueue(self, jobs: list[Job], turns: list[Future[None]]) -> None:
         while True:
             with self.lock:
                 gate = self.gate
                 if gate is None:
                     self.waiting.add(jobs)
-                    turns = [self._submit(partial(self._turn, job)) for job in jobs]
+                    # one by one: when the engine stops meanwhile, the caller cancels those there are
+                    turns.extend(self._submit(partial(self._turn, job)) for job in jobs)
                     break
             await asyncio.shield(asyncio.wrap_future(gate))
         for job, turn in zip(jobs, turns, strict=True):
             turn.add_done_callback(job.turned)
-        return turns
 
     def _turn(self, job: Job) -> None:
         """Launch the batch of a job, unless an earlier batch had room for it.
@@ -202,17 +215,37 @@ class LocalEngine(Engine):
         A batch that cannot be launched fails for this job alone; the others of the batch still wait, and
         their own turn shows whether it was their fault.
         """
-        sampler = self.sampler
-        if sampler is None:
+        try:
+            sampler = self._ready()
+            if job.waits:
+                self._launch(sampler, self.waiting.batch_with(job))
+        except BaseException as error:
+            job.fail(error)  # at once: the batch of the next turn must not take it again
+            raise
+
+    def _ready(self) -> Sampler:
+        if self.sampler is None:
             raise EngineDead("engine 'local' was stopped before this sample was made")
         if self.released:
             raise EngineError("engine 'local' gave its memory back; resume it before it samples")
-        if not job.launched:
-            batch = self.waiting.batch_with(job)
-            launched = sampler.launch([other.row for other in batch], version=self.version)
-            for other in batch:
-                other.launched = True
-            self.finishing.take(launched, batch)
+        if self._store().torn:
+            raise EngineError(
+                "engine 'local' holds neither the old weights nor the new ones: an update failed while it "
+                "was written; push again before it samples"
+            )
+        return self.sampler
+
+    def _launch(self, sampler: Sampler, batch: list[Job]) -> None:
+        try:
+            launched = sampler.launch([job.row for job in batch], version=self.version)
+        except BadInput:
+            if len(batch) == 1:
+                raise
+            batch = batch[:1]  # alone it fails only if the bad row is its own
+            launched = sampler.launch([batch[0].row], version=self.version)
+        for job in batch:
+            job.launched = True
+        self.finishing.take(launched, batch)
 
     def _busy(self) -> bool:
         return self.finishing.busy()
@@ -225,33 +258,39 @@ class LocalEngine(Engine):
         with self.lock:
             if self.gate is None:
                 self.gate = Future()
-        await self._run(self.finishing.settle)  # a queue: its turn comes after all samples
+        # a queue: its turn comes after all samples
+        await self._run_or_reopen(self.finishing.settle)
         store.begin(version)
 
     async def update_weights(self, bucket: WeightBucket) -> Acknowledgement:
         """Check and keep one bucket; nothing is written before the end of the update.
 
-        After an EngineError the update is over: the engine serves its old version again.
+        After an error of any kind the update is over: the engine serves its old version again.
         """
         store = self._updating()
         return await self._run_or_reopen(lambda: store.stage(bucket))
 
     async def end_update(self, version: int) -> WeightProof:
-        """Write what was staged, all or nothing, and serve as ``version``."""
-        store = self._updating()
-        if version != store.version:
-            self._reopen()
-            raise EngineError(f"update {store.version} cannot be ended as version {version}")
-        proof = await self._run_or_reopen(self._apply)
-        self.version = version
+        """Write what was staged, and serve as ``version``.
+
+        After an error the update is over. It serves its old version again, or nothing until the next update
+        where the error came when weights were written already.
+        """
+        self._updating()
+        proof = await self._run_or_reopen(partial(self._apply, version))
         self._reopen()
         return proof
 
-    def _apply(self) -> WeightProof:
+    def _apply(self, version: int) -> WeightProof:
         store = self._store()
-        proof = store.apply()
-        if store.take_rebuilt():
-            self._forget_graphs()
+        if version != store.version:
+            raise EngineError(f"update {store.version} cannot be ended as version {version}")
+        try:
+            proof = store.apply()
+            self.version = version  # here: whoever ends the update may be cancelled meanwhile
+        finally:
+            if store.take_rebuilt():
+                self._forget_graphs()
         return proof
 
     async def release(self, what: Memory) -> None:
@@ -337,6 +376,8 @@ class LocalEngine(Engine):
     async def _run_or_reopen(self, work: Callable[[], Result]) -> Result:
         try:
             return await self._run(work)
-        except EngineError:
+        except BaseException:  # out of memory or cancelled too: a closed gate is never noticed
+            with suppress(EngineDead):
+                self._submit(self._store().forget)  # behind work that still runs
             self._reopen()
             raise

@@ -35,7 +35,7 @@ Predict = Callable[[str, Streams, "Tensor", Conditions, Guidance], Streams]
 class Recording:
     """One graph, the memory that it reads, and the memory that it writes.
 
-    ``filled``: the conditions that the memory holds now, as long as they are anywhere else.
+    ``filled``: whose values the memory holds now, as long as they are anywhere else.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -75,7 +75,8 @@ class ForwardGraphs:
         guidance: Guidance,
     ) -> Streams:
         """Return what ``plain`` returns for the same arguments, in memory of its own."""
-        key = (component, guidance, forms_of(streams), forms_of(arguments_of(conditions)))
+        read = conditions if guidance.on else Conditions(positive=conditions.positive)
+        key = (component, guidance, forms_of(streams), forms_of(arguments_of(read)))
         recording = self._recordings.get(key)
         if recording is None and len(self._recordings) == GRAPHS:
             self._tell()
@@ -85,11 +86,17 @@ class ForwardGraphs:
                 lambda own, own_time_B, known: plain(component, own, own_time_B, known, guidance),
                 streams,
                 time_B,
-                conditions,
+                read,
             )
             self._recordings[key] = recording
             self.recorded += 1
-        self._fill(recording, streams, time_B, conditions)
+        # the step before this one brought those of the same batch
+        if recording.filled() is not conditions:
+            fill(recording.conditions, read)
+            recording.filled = ref(conditions)
+        for name, tensor in streams.items():
+            recording.streams[name].copy_(tensor)
+        recording.time_B.copy_(time_B)
         recording.graph.replay()
         return {name: tensor.clone() for name, tensor in recording.written.items()}
 
@@ -137,19 +144,13 @@ class ForwardGraphs:
             written = predict(own_streams, own_time_B, own)
         return Recording(graph, own_streams, own_time_B, own, written, ref(own))
 
-    def _fill(
-        self, recording: Recording, streams: Streams, time_B: Tensor, conditions: Conditions
-    ) -> None:
-        for name, tensor in streams.items():
-            recording.streams[name].copy_(tensor)
-        recording.time_B.copy_(time_B)
-        if recording.filled() is conditions:
-            return  # of the batch whose step before this one brought them
-        given = arguments_of(conditions)
-        for name, memory in arguments_of(recording.conditions).items():
-            if isinstance(memory, torch.Tensor):
-                memory.copy_(given[name])
-        recording.filled = ref(conditions)
+
+def fill(own: Conditions, given: Conditions) -> None:
+    """Copy conditions into those of a graph."""
+    values = arguments_of(given)
+    for name, memory in arguments_of(own).items():
+        if isinstance(memory, torch.Tensor):
+            memory.copy_(values[name])
 
 
 def copied(conditions: Conditions) -> Conditions:

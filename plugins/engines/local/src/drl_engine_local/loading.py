@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from drl.api import BadInput, Launch, WeightSource
+from drl.mathematics.feeding import DTYPES
 from drl.model.prepare import prepare_for_engine
 from drl_engine_local.component import Component, with_shared
-from drl_engine_local.sampler import DTYPES
 
 SHARED, AUTO = "shared", "auto"
 

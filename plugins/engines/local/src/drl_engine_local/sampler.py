@@ -28,6 +28,7 @@ from drl.api import (
     SdeBackend,
     Streams,
 )
+from drl.mathematics.feeding import DTYPES, Feeding, guidance_by_option, routed
 from drl.mathematics.gaussian import draw
 from drl.mathematics.transfer import moved
 from drl_engine_local.graphs import ForwardGraphs
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 NEGATIVE_PROMPT = " "
 """What guidance leads away from when a request names nothing; sglang servers use the same."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 SCHEDULES = 16
@@ -88,8 +88,8 @@ class Fill:
 class Sampler:
     """Everything that denoising needs; ``models`` by component, ``backends`` by ``sde.type``.
 
-    ``batched_guidance``: both predictions of guidance in one forward. ``graphs``: replays the forwards as
-    CUDA graphs, when set.
+    ``batched_guidance``: both predictions of guidance in one forward. ``feeding``: by component, where the
+    family has wishes. ``graphs``: replays the forwards as CUDA graphs, when set.
     """
 
     family: Family
@@ -100,6 +100,7 @@ class Sampler:
     device: str
     dtype: str
     batched_guidance: bool = False
+    feeding: Mapping[str, Feeding] = field(default_factory=dict)
     graphs: ForwardGraphs | None = None
     fill: Fill = field(default_factory=Fill)
     schedules: dict[Sampling, Schedule] = field(default_factory=dict)
@@ -225,9 +226,9 @@ class Sampler:
         schedule = batch.schedule
         time_B = self.family.model_time(schedule.sigmas_B[number], schedule.timesteps_B[number])
         route = self.family.route(schedule.times[number])
-        guidance = Guidance()
-        if batch.conditions.negative is not None:
-            guidance = _guidance(batch.sampling, route.guidance_option)
+        guidance = routed(
+            guidance_by_option(batch.sampling), route.guidance_option, self._fed(route.component)
+        )
         predict = (
             self.predict if self.graphs is None else partial(self.graphs.predict, self.predict)
         )
@@ -251,7 +252,13 @@ class Sampler:
         with torch.autocast(
             self.place.type, DTYPES[self.dtype], enabled=lower, cache_enabled=False
         ):
-            return self.family.predict(model, streams, time_B, conditions, guidance)
+            streams, fed_B, conditions = self._fed(component).cast(
+                DTYPES[self.dtype], streams, time_B, conditions
+            )
+            return self.family.predict(model, streams, fed_B, conditions, guidance)
+
+    def _fed(self, component: str) -> Feeding:
+        return self.feeding.get(component, Feeding())
 
     def _model(self, component: str) -> nn.Module:
         if component not in self.models:
@@ -300,14 +307,3 @@ class Sampler:
 def rounded(following: Tensor, velocity: Tensor) -> Tensor:
     """Round the next latents to the model's output dtype, as the sglang scheduler does; float32 out."""
     return following.to(velocity.dtype).float()
-
-
-def _guidance(sampling: Sampling, option: str) -> Guidance:
-    scales = {
-        "guidance_scale": sampling.guidance_scale,
-        "guidance_scale_2": sampling.guidance_scale_2,
-    }
-    scale = scales.get(option)
-    if scale is None:
-        raise EngineError(f"the model wants sampling.{option} at this timestep, but it is not set")
-    return Guidance(scale=scale, true_scale=sampling.true_cfg_scale)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import Lock, Semaphore
 
 from drl.api import Sample
@@ -20,11 +21,23 @@ AHEAD = 1
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A row that waits. ``launched``: a batch has it; ``done``: its sample, or what went wrong."""
+    """A row that waits. ``launched``: a batch has it; ``done``: its sample, or what went wrong.
+
+    ``key``: that of the row, made once: a batch is chosen by comparing it with many others.
+    """
 
     row: Row
     launched: bool = False
     done: Future[Sample] = field(default_factory=Future)
+    key: Hashable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = self.row.key
+
+    @property
+    def waits(self) -> bool:
+        """Say whether a batch may still take it: none has, and it has neither failed nor been cancelled."""
+        return not self.launched and not self.done.done()
 
     def finish(self, sample: Sample) -> None:
         """Hand the sample over, if it is still wanted."""
@@ -86,12 +99,12 @@ class WaitingRows:
 
     def _fitting(self, job: Job) -> list[Job]:
         with self.lock:
-            others = [
+            others = (
                 other
                 for other in self.jobs
-                if other is not job and not other.launched and other.row.key == job.row.key
-            ]
-        return [job, *others[: self.count - 1]]
+                if other is not job and other.waits and other.key == job.key
+            )
+            return [job, *islice(others, self.count - 1)]
 
 
 class Finishing:

@@ -1,7 +1,7 @@
 """Weights of the engine's models and what an update does to them.
 
 An update is staged: buckets are checked and kept, and everything is written at its end, so that a failure
-leaves the old version whole.
+leaves the old version whole. What fails while it is written leaves neither version: ``torn`` says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from drl.api import Acknowledgement, EngineError, WeightBucket, WeightProof
-from drl.mathematics.checksum import tensors_digest, tensors_fingerprint
+from drl.mathematics.checksum import INTEGERS, tensors_digest, tensors_fingerprint
 from drl_engine_local.bucket import check_bucket
 from drl_engine_local.component import Component, Stage
 from drl_engine_local.fitting import check_adapters, check_dense, check_whole
@@ -26,17 +26,27 @@ PAYLOADS = frozenset({"dense", "lora_merge"})
 
 
 class WeightStore:
-    """The models of an engine, and the update that is being staged."""
+    """The models of an engine, and the update that is being staged.
+
+    ``torn``: an update failed after it had begun to write, and none has succeeded since. ``prints``:
+    fingerprint of each model after the last update.
+    """
 
     def __init__(self, components: Mapping[str, Component]) -> None:
         self.components = dict(components)
         self.stages: dict[str, Stage] = {}
         self.version = 0
+        self.torn = False
+        self.prints: dict[str, str] = {}
 
     def begin(self, version: int) -> None:
         """Start an update; one that was not ended is forgotten."""
-        self.stages = {}
+        self.forget()
         self.version = version
+
+    def forget(self) -> None:
+        """Let go of what was staged."""
+        self.stages = {}
 
     @torch.no_grad()
     def stage(self, bucket: WeightBucket) -> Acknowledgement:
@@ -83,24 +93,53 @@ class WeightStore:
 
     @torch.no_grad()
     def apply(self) -> WeightProof:
-        """Write everything that was staged, or nothing; return digests of what is held now."""
+        """Write everything that was staged; return digests of what is held now.
+
+        Raises EngineError for an update that is not whole and for shared weights that somebody wrote, and
+        anything for want of memory: nothing is written then. An error with ``torn`` set came later.
+        """
         for name, stage in self.stages.items():
             check_whole(self.components[name], stage, name)
+        frozen = {
+            name: _frozen(name, one, self.stages.get(name, Stage()))
+            for name, one in self.components.items()
+        }
         merged = {name: self.components[name].prepare(stage) for name, stage in self.stages.items()}
+        self.torn = True
         for name, stage in self.stages.items():
             self.components[name].write(stage, merged.pop(name))
-        proof = WeightProof(
+        proof = self._prove(frozen)
+        self.torn = False
+        self.forget()
+        return proof
+
+    def _prove(self, frozen: Mapping[str, str]) -> WeightProof:
+        checksums = {name: self._digest(name, stage) for name, stage in self.stages.items()}
+        prints = {name: _fingerprint(one, frozen[name]) for name, one in self.components.items()}
+        same = (name for name in self.stages if prints[name] == self.prints.get(name))
+        unchanged = frozenset(name for name in same if self._is_held(name, self.stages[name]))
+        self.prints = prints
+        return WeightProof(
             version=self.version,
-            checksums={name: self._digest(name, stage) for name, stage in self.stages.items()},
+            checksums=checksums,
             counts={
                 name: len(stage.dense) + len(stage.adapters) for name, stage in self.stages.items()
             },
-            model_checksums={
-                name: _fingerprint(name, one) for name, one in self.components.items()
-            },
+            model_checksums=prints,
+            unchanged=unchanged,
         )
-        self.stages = {}
-        return proof
+
+    def _is_held(self, name: str, stage: Stage) -> bool:
+        """Say whether what the update brought is what the model computes with.
+
+        Asked only of a model that is as it was, where it says that nothing was lost but to rounding. What is
+        held as it was sent has been compared already; merged weights are made once more.
+        """
+        component = self.components[name]
+        merged = component.prepare(stage)
+        return not unlike(
+            list(merged), [component.tensors[key] for key in merged], list(merged.values())
+        )
 
     def _digest(self, name: str, stage: Stage) -> str:
         """Digest what the update brought, once each tensor is held in the engine's own dtype.
@@ -134,12 +173,14 @@ class WeightStore:
         return changed
 
 
-def _fingerprint(name: str, component: Component) -> str:
-    """Return the fingerprint of all that is held; EngineError when shared weights are not what they were."""
-    held = component.held()
+def _frozen(name: str, component: Component, stage: Stage) -> str:
+    """Return the fingerprint of the trainer's tensors that are in use once the update is written.
+
+    Empty where nothing is shared; EngineError when they are not what they were.
+    """
     if not component.shared:
-        return tensors_fingerprint(held, held.values())
-    theirs = {key: held[key] for key in component.tensors if key not in component.pristine}
+        return ""
+    theirs = component.theirs(stage.layers())
     frozen = tensors_fingerprint(theirs, theirs.values())
     if component.frozen.setdefault(len(theirs), frozen) != frozen:
         raise EngineError(
@@ -147,7 +188,15 @@ def _fingerprint(name: str, component: Component) -> str:
             "nothing may write them. Whoever did has changed the model that is trained too: go on from "
             "the last checkpoint"
         )
-    own = {key: tensor for key, tensor in held.items() if key not in theirs}
+    return frozen
+
+
+def _fingerprint(component: Component, frozen: str) -> str:
+    """Return the fingerprint of all that is held, given that of what is shared."""
+    theirs = component.theirs()
+    own = {key: tensor for key, tensor in component.held().items() if key not in theirs}
+    if not component.shared:
+        return tensors_fingerprint(own, own.values())
     return sha256((frozen + tensors_fingerprint(own, own.values())).encode()).hexdigest()
 
 
@@ -155,6 +204,14 @@ def unlike(names: Sequence[str], held: Sequence[Tensor], sent: Sequence[Tensor])
     """Return the names whose tensors differ, once what was sent is in the dtype of what is held."""
     if not names:
         return []
-    flags = [torch.ne(mine, theirs.to(mine)).any() for mine, theirs in zip(held, sent, strict=True)]
+    flags = [
+        torch.ne(_bits(mine), _bits(theirs.to(mine))).any()
+        for mine, theirs in zip(held, sent, strict=True)
+    ]
     # one transfer for all of them
     return list(compress(names, torch.stack(flags).tolist()))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the elements as integers: a NaN that arrived is equal to the one that was sent."""
+    return tensor.view(INTEGERS[tensor.element_size()])

@@ -1,0 +1,21 @@
+"""The type of options that name a folder to be made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class NewFolder(click.Path):
+    """A path that has a name: the empty one would be the working directory."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; an empty text, such as an unset variable leaves, is an error."""
+        if value == "":
+            self.fail("it is empty; name a new folder", param, ctx)
+        return super().convert(value, param, ctx)

@@ -272,3 +272,37 @@ def test_diffusers_itself_calls_a_flash_package_deterministic(tmp_path: Path) ->
         [sys.executable, "-c", code], check=False, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+class Gelu(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(self.layer(x))
+
+
+def test_a_backward_pass_is_compiled_where_the_settings_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first call comes from a thread of autograd on a GPU, whose settings are the defaults."""
+    import torch._inductor.config as settings
+    from torch._inductor.graph import GraphLowering
+
+    seen: list[tuple[bool, bool]] = []
+    begin = GraphLowering.__init__
+
+    def noted(self: Any, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
+        seen.append((self.is_backward, bool(settings.deterministic)))
+
+    monkeypatch.setattr(GraphLowering, "__init__", noted)
+    model = torch.nn.Sequential(Gelu())
+    with determinism(recipe_with()), settings.patch({"fx_graph_cache": False}):
+        compile_blocks(model, ("Gelu",), Compilations("test"))
+        loss = model(torch.randn(2, 3)).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+    assert seen == [(False, True), (True, True)]

@@ -78,14 +78,18 @@ def deterministic_compilation() -> AbstractContextManager[object]:
     """Return a context in which torch.compile measures no kernels against each other, if torch is set so.
 
     Its settings belong to a thread: whoever compiles enters this. Without it the faster of two ways to
-    multiply would win, and the next run may find the other one faster.
+    multiply would win, and the next run may find the other one faster. A backward pass is compiled here too, not
+    at its first call by a thread of autograd, which would not have them.
     """
     if not torch.are_deterministic_algorithms_enabled():
         return nullcontext()
-    import torch._inductor.config as settings
+    import torch._functorch.config as graphs
+    import torch._inductor.config as kernels
 
-    context: AbstractContextManager[object] = settings.patch({"deterministic": True})
-    return context
+    undo = ExitStack()
+    undo.enter_context(kernels.patch({"deterministic": True}))
+    undo.enter_context(graphs.patch({"force_non_lazy_backward_lowering": True}))
+    return undo
 
 
 def force_flash(undo: ExitStack, backend: str | None) -> None:

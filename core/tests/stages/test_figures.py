@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from drl.stages.figures import alarms, training_figures
@@ -19,6 +21,14 @@ def test_figures_are_means_over_the_steps_that_have_them() -> None:
     row = training_figures([report(0, loss=1.0, grad_norm=4.0), report(1, loss=3.0)])
     assert (row["train/loss"], row["train/grad_norm"]) == (2.0, 4.0)
     assert row["train/step"] == 8.0
+
+
+def test_a_maximum_is_one_over_the_steps_too() -> None:
+    steps = [report(n, model_output_max_abs_diff=value) for n, value in enumerate((0.1, 0.9, 0.2))]
+    name = "train/model_output_max_abs_diff"
+    assert training_figures([*steps, report(3)])[name] == 0.9
+    broken = report(3, model_output_max_abs_diff=float("nan"))
+    assert math.isnan(training_figures([*steps, broken])[name])
 
 
 def test_a_ratio_names_its_inner_update() -> None:

@@ -141,6 +141,34 @@ def test_filler_repeats_a_pair_with_weight_0() -> None:
     assert filled(pairs, pairs[1], 2) == tuple(pairs)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["tensors", "values"])
+def test_a_failed_pair_that_is_not_finite_becomes_a_copy_of_one_that_counts(
+    bad: float, where: str
+) -> None:
+    units = units_of(3, 2)
+    broken = replace(units[1][1], weight=0.0)
+    if where == "tensors":
+        broken = replace(broken, tensors={n: t * bad for n, t in broken.tensors.items()})
+    else:
+        broken = replace(broken, values={**broken.values, "log_prob_old": bad})
+    removed = replace(units[1][0], weight=0.0)
+    units[1] = [removed, broken]
+    (shard,) = build_shards(units, steps=1, micro_batch_size=6, ranks=1, rollout_id=0)
+    ((batch,),) = shard.windows
+    assert [pair.weight for pair in batch] == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]
+    assert batch[2] is removed  # nothing is wrong with it
+    assert batch[3] == replace(units[0][1], weight=0.0)
+    assert shard.window_weights == [4.0]
+
+
+def test_a_window_in_which_no_pair_counts_stays_as_it_is() -> None:
+    nothing = {"values": {"log_prob_old": float("nan")}, "weight": 0.0}
+    units = [[replace(pair, **nothing) for pair in unit] for unit in units_of(2, 2)]
+    (shard,) = build_shards(units, steps=1, micro_batch_size=4, ranks=1, rollout_id=0)
+    assert [pair for batch in shard.windows[0] for pair in batch] == [*units[0], *units[1]]
+
+
 def two_phases(samples: int) -> list[list[Pair]]:
     """Units of a high-noise and a low-noise step."""
     return [[unit[0], replace(unit[1], component="transformer_2")] for unit in units_of(samples, 2)]

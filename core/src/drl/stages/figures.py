@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 from drl.stages.step import mean_of
+from drl.stages.totals import larger
 from drl.types import StepReport
 
 PER_UPDATE = ("train/ratio_mean", "train/ratio_abs_minus_1")
@@ -13,9 +15,12 @@ PER_UPDATE = ("train/ratio_mean", "train/ratio_abs_minus_1")
 COUNTS = ("train/overflow_steps", "train/compiled_graphs", "train/recompilations")
 """Figures that count what a step had, and are added up."""
 
+LARGEST = ("train/model_output_max_abs_diff", "train/model_output_rel_max")
+"""Figures of which the largest counts."""
+
 
 def training_figures(steps: Sequence[StepReport]) -> dict[str, float]:
-    """Return means over the steps, figures by inner update, and how many steps were skipped."""
+    """Return means over the steps, sums and maxima, figures by inner update, and how many steps were skipped."""
     if not steps:
         return {}
     row = mean_of([{**step.metrics} for step in steps])
@@ -27,6 +32,11 @@ def training_figures(steps: Sequence[StepReport]) -> dict[str, float]:
     for name in COUNTS:
         if name in row:
             row[name] = sum(step.metrics.get(name, 0.0) for step in steps)
+    for name in LARGEST:
+        if name in row:
+            row[name] = reduce(
+                larger, (step.metrics[name] for step in steps if name in step.metrics)
+            )
     if steps:
         row["train/step"] = float(steps[-1].global_step)
         row["train/epoch"] = float(steps[-1].rollout_id)

@@ -6,6 +6,7 @@ with copies of weight 0, so every forward has the same shape and every rank the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,7 +77,7 @@ def build_shards(
 def shards_of(windows: Sequence[Sequence[Unit]], layout: Layout, rollout_id: int) -> list[Shard]:
     """Return one shard per rank; a window without any pair has no micro-batch."""
     weights = [sum(pair.weight for unit in window for pair in unit) for window in windows]
-    laid_out = [lay_out(window, layout) for window in windows]
+    laid_out = [lay_out(without_garbage(window), layout) for window in windows]
     check_aligned(laid_out)
     return [
         Shard(
@@ -86,6 +87,41 @@ def shards_of(windows: Sequence[Sequence[Unit]], layout: Layout, rollout_id: int
         )
         for rank in range(layout.ranks)
     ]
+
+
+def without_garbage(window: Sequence[Unit]) -> Sequence[Unit]:
+    """Return a window in which failed pairs that are not finite are copies, of weight 0, of pairs that count.
+
+    A weight of 0 does not take NaN out of a sum, nor out of the gradients of shared weights. The copy is of the
+    same component and shapes, and of the same place in its unit where there is one.
+    """
+    if all(pair.weight or is_finite(pair) for unit in window for pair in unit):
+        return window
+    sound: dict[Any, Pair] = {}
+    for unit in window:
+        for place, pair in enumerate(unit):
+            if pair.weight:
+                sound.setdefault((_form(pair), place), pair)
+                sound.setdefault(_form(pair), pair)
+
+    def mended(pair: Pair, place: int) -> Pair:
+        if pair.weight or is_finite(pair):
+            return pair
+        model = sound.get((_form(pair), place)) or sound.get(_form(pair))
+        return pair if model is None else replace(model, weight=0.0)
+
+    return [[mended(pair, place) for place, pair in enumerate(unit)] for unit in window]
+
+
+def is_finite(pair: Pair) -> bool:
+    """Say whether all numbers of a pair are; waits for the device, so it is asked of pairs of weight 0 only."""
+    values = all(math.isfinite(value) for value in pair.values.values())
+    return values and all(bool(tensor.isfinite().all()) for tensor in pair.tensors.values())
+
+
+def _form(pair: Pair) -> tuple[object, ...]:
+    shapes = ((name, tuple(tensor.shape)) for name, tensor in pair.tensors.items())
+    return pair.component, *shapes
 
 
 def lay_out(window: Sequence[Unit], layout: Layout) -> list[list[tuple[Pair, ...]]]:

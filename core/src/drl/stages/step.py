@@ -58,7 +58,8 @@ def measure(forward: Forward, window: Sequence[tuple[Pair, ...]], context: StepC
     for pairs in window:
         # with gradients on, as in training: without, a forward may take another path
         output = loss_of(forward, pairs, context)
-        totals.add(output.metrics, output.loss)
+        totals.add(output.metrics, output.loss.detach())
+        del output  # its graph has the activations of the whole forward, and no backward frees them
     return totals
 
 

@@ -102,7 +102,7 @@ def test_a_folder_that_is_taken_is_refused(recipe: Path, tmp_path: Path, drl: Dr
     assert "is not empty; name a new folder with --out" in err
     code, _, err = drl("align", str(recipe), "--out", "")
     assert code == 2
-    assert "'--out': it is empty; name a new folder" in err
+    assert "'--out': it is empty; name a folder" in err
 
 
 def killed_probe(folder: Path, recipe: str) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from drl_cli.new_folder import NewFolder
+from drl_cli.named_folder import NamedFolder
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
@@ -38,7 +38,7 @@ from drl_cli.session import Session
 )
 @click.option(
     "--out",
-    type=NewFolder(),
+    type=NamedFolder(),
     metavar="DIR",
     help="New folder for the results; runs/<name>-align-<time> when absent.",
 )

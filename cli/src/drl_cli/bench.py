@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from drl_cli.named_folder import NamedFolder
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--run-dir",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=NamedFolder(),
     metavar="DIR",
     help="Keep the run's files here; a temporary folder, which is removed, when absent.",
 )

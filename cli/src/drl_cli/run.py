@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from drl_cli.named_folder import NamedFolder
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
@@ -14,7 +15,7 @@ from drl_cli.session import Session
 @recipe_options
 @click.option(
     "--run-dir",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=NamedFolder(),
     metavar="DIR",
     help="Where the run keeps its files; runs/<name>-<time> when absent.",
 )

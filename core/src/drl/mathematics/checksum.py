@@ -19,7 +19,7 @@ FEW_BYTES = 2**20
 """Fewer bytes are hashed without threads."""
 
 HASHERS = 8
-"""Most threads of one digest: more than that outrun the transfer from a GPU."""
+"""Most threads of one digest."""
 
 
 def tensors_digest(names: Iterable[str], tensors: Iterable[Tensor]) -> str:

@@ -16,7 +16,7 @@ SYNC = "update_weights"
 
 COMPILED_SHARE = 0.76
 """Of what an eager forward reserves for its graph, compiled blocks need this much: 1.06 of 1.40 GiB, measured with
-Stable Diffusion 3.5 Medium's shapes at 16 rows (docs/measurements.md)."""
+Stable Diffusion 3.5 Medium's shapes at 16 rows, adapters applied (docs/measurements.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,10 +113,6 @@ class Table:
 
     rows: Mapping[RateKey, tuple[Observation, ...]] = field(default_factory=dict)
 
-    def devices(self) -> list[str]:
-        """Return the names of the cards, sorted."""
-        return sorted({key.device for key in self.rows})
-
 
 def release(version: str) -> str:
     """Return a torch version without its build: ``2.11.0+cu130`` is ``2.11.0``."""

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 from drl.plan.memory import EXACT, ROLLOUT, SYNC, TRAIN, training
 from drl.plan.rates import (
     ACTIVATIONS,
-    APPLIED,
-    DECODE,
     DRIVER,
     FORWARD,
     RECOMPUTED,
@@ -29,7 +27,7 @@ from drl.plan.rates import (
     record_rates,
 )
 from drl.plan.rates import SYNC as PUSH
-from drl.plan.seconds import forward_only_seconds
+from drl.plan.seconds import forward_only_seconds, recomputed_seconds, rollout_parts
 
 if TYPE_CHECKING:
     from drl.plan.predict import Prediction
@@ -47,16 +45,6 @@ class Measured:
     iteration_s: float | None = None
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     source: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What ``calls`` calls of a kind with ``work`` between them take by the known rates."""
-
-    kind: str
-    work: float
-    calls: float = 1.0
-    seconds: float
 
 
 def record_run(prediction: Prediction, measured: Measured, path: Path | None = None) -> Path | None:
@@ -103,39 +91,22 @@ def without(prediction: Prediction, kind: str, path: Path | None, *, compiled: b
     return replace(prediction)
 
 
-def faster(parts: Sequence[Part], seconds: float, source: str) -> Iterator[Observation]:
+def faster(parts: Sequence[Observation], seconds: float, source: str) -> Iterator[Observation]:
     """Yield the parts of what took so many seconds: each in its share of what they were thought to take."""
-    factor = seconds / sum(part.seconds for part in parts)
+    factor = seconds / sum(part.value for part in parts)
     for part in parts:
-        if part.seconds > 0:
+        if part.value > 0:
             yield Observation(
                 kind=part.kind,
                 work=part.work / part.calls,
-                value=factor * part.seconds / part.calls,
+                value=factor * part.value / part.calls,
                 source=source,
             )
 
 
-def rollout_parts(prediction: Prediction) -> list[Part]:
-    """Return what is known of a rollout but the rest of its samples; [] where no forward was measured."""
-    work, rates = prediction.work, prediction.rates.engine
-    if rates is None:
-        return []
-    calls, flops = work.sampling_calls, work.sampling
-    parts = []
-    applied = rates.value(APPLIED, work=work.applied, calls=calls) if work.applied else None
-    if applied is not None:
-        flops -= work.applied
-        parts.append(Part(kind=APPLIED, work=work.applied, calls=calls, seconds=applied))
-    forwards = rates.value(FORWARD, work=flops, calls=calls)
-    if forwards is None:
-        return []
-    parts.append(Part(kind=FORWARD, work=flops, calls=calls, seconds=forwards))
-    decode = DECODE + prediction.scenario.decoded_as
-    decoding = rates.value(decode, work=work.megapixels, calls=work.decodes)
-    if decoding is not None:
-        parts.append(Part(kind=decode, work=work.megapixels, calls=work.decodes, seconds=decoding))
-    return parts
+def parts_of(prediction: Prediction) -> list[Observation]:
+    """Return what is known of a rollout but the rest of its samples."""
+    return rollout_parts(prediction.work, prediction.scenario, prediction.rates.engine)
 
 
 def rollout_is_faster(prediction: Prediction, measured: Measured) -> bool:
@@ -143,8 +114,8 @@ def rollout_is_faster(prediction: Prediction, measured: Measured) -> bool:
     seconds = measured.seconds.get(ROLLOUT)
     if not seconds or not prediction.scenario.rollout:
         return False
-    parts = rollout_parts(prediction)
-    return bool(parts) and seconds <= sum(part.seconds for part in parts)
+    parts = parts_of(prediction)
+    return bool(parts) and seconds <= sum(part.value for part in parts)
 
 
 def of_the_rollout(prediction: Prediction, measured: Measured) -> Iterator[Observation]:
@@ -153,7 +124,7 @@ def of_the_rollout(prediction: Prediction, measured: Measured) -> Iterator[Obser
     if not seconds or not prediction.scenario.rollout:
         return
     work, samples = prediction.work, prediction.scenario.samples
-    parts, rates = rollout_parts(prediction), prediction.rates.engine
+    parts, rates = parts_of(prediction), prediction.rates.engine
     if rates is None or not parts:
         calls = work.sampling_calls
         yield Observation(
@@ -161,10 +132,10 @@ def of_the_rollout(prediction: Prediction, measured: Measured) -> Iterator[Obser
         )
     elif rollout_is_faster(prediction, measured):
         beside = rates.value(SAMPLE, work=samples) or 0.0
-        rest = Part(kind=SAMPLE, work=samples, seconds=beside)
+        rest = Observation(kind=SAMPLE, work=samples, value=beside)
         yield from faster([*parts, rest], seconds, source)
     else:
-        rest_seconds = seconds - sum(part.seconds for part in parts)
+        rest_seconds = seconds - sum(part.value for part in parts)
         yield Observation(kind=SAMPLE, work=samples, value=rest_seconds, source=source)
 
 
@@ -195,7 +166,7 @@ def training_observations(
     work, rates = prediction.work, prediction.rates.trainer
     calls, scored = work.micro_batches, scored_seconds(prediction, rates)
     trained = trained_seconds(prediction, rates)
-    again = recomputed_seconds(prediction, rates)
+    again = None if rates is None else recomputed_seconds(work, rates)
     if trained is not None and seconds > trained + scored:
         yield Observation(
             kind=RECOMPUTED,
@@ -206,8 +177,8 @@ def training_observations(
         return
     if trained is not None and again is not None and seconds > scored:
         parts = [
-            Part(kind=TRAINING, work=work.training, calls=calls, seconds=trained),
-            Part(kind=RECOMPUTED, work=work.recomputed, calls=calls, seconds=again),
+            Observation(kind=TRAINING, work=work.training, calls=calls, value=trained),
+            Observation(kind=RECOMPUTED, work=work.recomputed, calls=calls, value=again),
         ]
         yield from faster(parts, seconds - scored, source)
         return
@@ -233,18 +204,6 @@ def trained_seconds(prediction: Prediction, rates: Rates | None) -> float | None
     if rates is None or not work.recomputed:
         return None
     return rates.value(TRAINING, work=work.training, calls=work.micro_batches)
-
-
-def recomputed_seconds(prediction: Prediction, rates: Rates | None) -> float | None:
-    """Return second forwards as the plan counts them: by their own rate, or else by that of forwards."""
-    work = prediction.work
-    if rates is None:
-        return None
-    for kind in (RECOMPUTED, FORWARD):
-        seconds = rates.value(kind, work=work.recomputed, calls=work.micro_batches)
-        if seconds is not None:
-            return seconds
-    return None
 
 
 def scored_seconds(prediction: Prediction, rates: Rates | None) -> float:

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drl.plan.memory import ROLLOUT, SYNC, TRAIN
-from drl.plan.rates import APPLIED, DECODE, DRIVER, FORWARD, RECOMPUTED, SAMPLE, TRAINING, Rates
+from drl.plan.rates import (
+    APPLIED,
+    DECODE,
+    DRIVER,
+    FORWARD,
+    RECOMPUTED,
+    SAMPLE,
+    TRAINING,
+    Observation,
+    Rates,
+)
 from drl.plan.rates import SYNC as SYNC_KIND
 
 if TYPE_CHECKING:
@@ -34,25 +44,33 @@ def seconds_of(work: Work, scenario: Scenario, rates: CardRates) -> dict[str, fl
 
 
 def rollout_seconds(work: Work, scenario: Scenario, rates: Rates | None) -> float | None:
-    """Return the forwards; decoding and the rest of a sample where they were measured."""
+    """Return the known parts, and the rest of a sample where it was measured."""
+    parts = rollout_parts(work, scenario, rates)
+    if rates is None or not parts:
+        return None
+    return sum(part.value for part in parts) + (rates.value(SAMPLE, work=scenario.samples) or 0.0)
+
+
+def rollout_parts(work: Work, scenario: Scenario, rates: Rates | None) -> list[Observation]:
+    """Return forwards, applied adapters and decoding, as far as they were measured; [] without forwards.
+
+    Adapters that were never measured go at the rate of the rest.
+    """
     if rates is None:
-        return None
-    forwards = sampling_seconds(work, rates)
-    if forwards is None:
-        return None
-    decoding = rates.value(DECODE + scenario.decoded_as, work=work.megapixels, calls=work.decodes)
-    beside = rates.value(SAMPLE, work=scenario.samples)
-    return forwards + (decoding or 0.0) + (beside or 0.0)
-
-
-def sampling_seconds(work: Work, rates: Rates) -> float | None:
-    """Return the engine's forwards; adapters that were never measured go at the rate of the rest."""
-    beside = None
-    if work.applied:
-        beside = rates.value(APPLIED, work=work.applied, calls=work.sampling_calls)
-    flops = work.sampling if beside is None else work.sampling - work.applied
-    forwards = rates.value(FORWARD, work=flops, calls=work.sampling_calls)
-    return None if forwards is None else forwards + (beside or 0.0)
+        return []
+    calls, flops = work.sampling_calls, work.sampling
+    kinds = [(DECODE + scenario.decoded_as, work.megapixels, work.decodes)]
+    if work.applied and rates.value(APPLIED, work=work.applied, calls=calls) is not None:
+        flops -= work.applied
+        kinds.append((APPLIED, work.applied, calls))
+    if rates.value(FORWARD, work=flops, calls=calls) is None:
+        return []
+    parts = []
+    for kind, amount, times in ((FORWARD, flops, calls), *kinds):
+        seconds = rates.value(kind, work=amount, calls=times)
+        if seconds is not None:
+            parts.append(Observation(kind=kind, work=amount, calls=times, value=seconds))
+    return parts
 
 
 def training_seconds(work: Work, rates: Rates | None) -> float | None:
@@ -72,11 +90,17 @@ def training_seconds(work: Work, rates: Rates | None) -> float | None:
 def forward_only_seconds(work: Work, rates: Rates) -> float | None:
     """Return the seconds of passes without gradient and of second forwards; 0 where training has neither."""
     scored = rates.value(FORWARD, work=work.scored, calls=work.scored_calls)
-    again = rates.value(RECOMPUTED, work=work.recomputed, calls=work.micro_batches)
-    if again is None:
-        again = rates.value(FORWARD, work=work.recomputed, calls=work.micro_batches)
+    again = recomputed_seconds(work, rates)
     parts = [part for part, flops in ((scored, work.scored), (again, work.recomputed)) if flops]
     return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def recomputed_seconds(work: Work, rates: Rates) -> float | None:
+    """Return the seconds of second forwards: by their own rate, or else by that of forwards."""
+    own = rates.value(RECOMPUTED, work=work.recomputed, calls=work.micro_batches)
+    if own is not None:
+        return own
+    return rates.value(FORWARD, work=work.recomputed, calls=work.micro_batches)
 
 
 def push_seconds(work: Work, rates: Rates | None) -> float | None:

@@ -1,4 +1,4 @@
-"""The type of options that name a folder to be made."""
+"""The type of options that name a folder for results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-class NewFolder(click.Path):
+class NamedFolder(click.Path):
     """A path that has a name: the empty one would be the working directory."""
 
     def __init__(self) -> None:
@@ -17,5 +17,5 @@ class NewFolder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; an empty text, such as an unset variable leaves, is an error."""
         if value == "":
-            self.fail("it is empty; name a new folder", param, ctx)
+            self.fail("it is empty; name a folder", param, ctx)
         return super().convert(value, param, ctx)

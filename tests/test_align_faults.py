@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,15 +27,17 @@ SETS = (
 
 
 class Lab:
-    """A run whose engine is started once; every probe of it has another fault."""
+    """A run whose engine is started once; every probe of it has another fault, and the same samples."""
 
     def __init__(self, run: Run, wanted: Wanted, faults: list[str]) -> None:
         self.run = run
         self.wanted = wanted
         self.faults = faults
+        self.source = run.source
 
     def probe(self, fault: str = "") -> Alignment:
         self.faults[0] = fault
+        self.run.source, self.run.counters.next_group = copy.deepcopy(self.source), 0
         try:
             return measure(self.run, self.wanted)
         finally:

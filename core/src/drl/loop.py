@@ -84,7 +84,7 @@ def roll_out_once(run: Run, rollout_id: int) -> None:
 def gather(run: Run, rollout_id: int) -> Rollout:
     """Return the samples of an iteration: replayed from a file, generated, or recorded by the data."""
     for_sampling(run)
-    with run.turn(Role.ROLLOUT):
+    with run.turn(Role.ROLLOUT), run.rates.rollout(run):
         if run.recipe.debug.load_rollout_data is not None:
             return replay(run, rollout_id)
         return collect(run, rollout_id) if run.needs_rollout else collect_records(run, rollout_id)

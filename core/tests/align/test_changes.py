@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,10 @@ from drl.align.changes import (
     try_change,
     verdict,
 )
-from drl.align.measure import average, over_rows, score, worst
+from drl.align.measure import average, over_rows, score, without_dropout, worst
 from drl.align.probe import KINDS
 from drl.lora import LoraConfig, inject
+from drl.model.precision import own_dtype_class
 from drl.types import Guidance, Sample
 
 Make = Callable[..., Scene]
@@ -36,8 +38,11 @@ def named(scene: Scene) -> list[str]:
 def findings(scene: Scene) -> list[Finding]:
     found = score(scene.replay, scene.batches)
     base = average(found), worst(found)
-    rows = over_rows(scene.replay, scene.pairs, forwards.sizes(scene))
-    return [*forwards.rows_of_a_forward(scene, base, rows), *find_causes(scene, base, KINDS)]
+    still = without_dropout(scene.replay)
+    rows = over_rows(still, scene.pairs, forwards.sizes(scene))
+    calm = score(still, scene.batches)
+    of_rows = forwards.rows_of_a_forward(scene, (average(calm), worst(calm)), rows)
+    return [*of_rows, *find_causes(scene, base, KINDS)]
 
 
 def test_rows_of_the_engines_forward_are_named(scene: Make) -> None:
@@ -72,6 +77,28 @@ def test_joint_guidance_on_one_side_is_named(scene: Make, batched: bool) -> None
 def test_guidance_of_another_scale_is_no_cause_that_is_known(scene: Make) -> None:
     made = scene(guidance={"guidance_scale": Guidance(scale=2.5)})
     assert named(made) == []
+
+
+def test_dropout_alone_is_not_blamed_on_rows(scene: Make) -> None:
+    made = scene(dropout=0.5, scale=1.0, engine_rows=8, rows=2)
+    still = without_dropout(made.replay)
+    assert not still.training
+    assert named(made) == ["evaluation mode (no dropout)"]
+    assert {one.spread for one in over_rows(still, made.pairs, forwards.sizes(made))} == {0.0}
+    odd = scene(by_rows=0.01, dropout=0.5, scale=1.0, engine_rows=8, rows=2)
+    assert "forwards of 8 rows" in named(odd)
+    assert without_dropout(scene().replay).training
+
+
+def test_masks_are_the_same_each_time_and_leave_the_callers_numbers_alone(scene: Make) -> None:
+    made = scene(dropout=0.5)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first = score(made.replay, made.batches)
+    assert torch.equal(torch.rand(3), expected)
+    assert score(made.replay, made.batches) == first
+    assert worst(first) > 0
 
 
 def test_dropout_is_taken_off_before_other_causes_are_looked_for(scene: Make) -> None:
@@ -278,6 +305,60 @@ def test_a_model_that_computes_otherwise_when_compiled_is_named(scene: Make) -> 
     tried = find_causes(made, (average(base), worst(base)), KINDS)
     assert worst(base) > 0
     assert [(one.name, one.verdict, one.max) for one in tried] == [("eager blocks", "cause", 0.0)]
+
+
+def test_attention_kernels_are_not_tried_on_compiled_blocks_and_it_is_said(scene: Make) -> None:
+    made = replace(scene(), compiled=True, engine_options={"compile": True})
+    (found,) = find_causes(made, (1.0, 1.0), [forwards.attention])
+    assert found.verdict == "untried"
+    assert "keep the kernel that they were compiled with" in found.meaning
+    eager = replace(made, engine_options={"compile": False})
+    assert len([*forwards.attention(eager)]) == len(forwards.KERNELS)
+
+
+class Rounded(torch.nn.Module):
+    """A norm with a dtype of its own between layers in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.last = torch.nn.Linear(4, 4)
+        self.bfloat16()
+        self.norm.float()
+        self.norm.__class__ = own_dtype_class(torch.nn.LayerNorm, torch.float32, torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x)))
+
+
+def test_a_copy_in_float32_computes_in_it_everywhere() -> None:
+    model = Rounded()
+    twin = forwards.in_full(model)
+    assert twin(torch.randn(2, 4)).dtype == torch.float32
+    assert type(twin.norm) is torch.nn.LayerNorm
+    assert type(model.norm) is not torch.nn.LayerNorm
+    assert model(torch.randn(2, 4).bfloat16()).dtype == torch.bfloat16
+    whole = torch.nn.Linear(2, 2)
+    assert forwards.in_full(whole) is whole
+
+
+def test_the_float32_copy_has_the_weights_of_the_engine(scene: Make) -> None:
+    made = scene()
+    (model,) = made.replay.forward.models.values()
+    model.to(torch.bfloat16)
+
+    @contextmanager
+    def averaged() -> Iterator[None]:
+        model.gain.data.add_(1.0)
+        yield
+        model.gain.data.sub_(1.0)
+
+    forward = replace(made.replay.forward, dtype="bf16")
+    made = replace(made, replay=replace(made.replay, forward=forward, around=averaged))
+    (change,) = forwards.precision(made)
+    assert change.replay.forward.models["transformer"].gain.item() == 1.5
+    assert model.gain.item() == 0.5
 
 
 def test_scenes_are_not_changed_by_a_search(scene: Make) -> None:

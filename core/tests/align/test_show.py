@@ -31,6 +31,7 @@ FACTS = {
     "batched_guidance": False,
     "micro_batch_size": 4,
     "lora": "random",
+    "dropout": False,
     "engine_options": {"rows": 4},
 }
 
@@ -108,6 +109,16 @@ def test_without_a_cause_it_says_unknown_and_what_was_tried() -> None:
     assert "cannot run here" in page
     part = replace(FOUND, findings=(finding("half", "part", 1e-5),))
     assert "cause (of a part): half" in "\n".join(lines(part))
+
+
+def test_what_was_not_tried_says_why_and_rows_say_that_there_was_no_dropout() -> None:
+    left_out = finding("attention kernels", "untried")
+    page = "\n".join(lines(replace(FOUND, findings=[left_out])))
+    assert "attention kernels" in page
+    assert "not tried\n    because of attention kernels" in page
+    assert "dropout masks" not in page
+    dropping = replace(FOUND, facts={**FACTS, "dropout": True})
+    assert "in evaluation mode: each number of rows" in "\n".join(lines(dropping))
 
 
 def test_json_holds_no_nan_and_all_the_figures(tmp_path: Path) -> None:

@@ -182,11 +182,20 @@ def test_log_probs_are_recomputed_in_windows_after_the_first() -> None:
     assert figures["perf/train_tflops"] == pytest.approx((4 * 3.0 + 3 * 1.0) / 4.0)
 
 
-def test_frozen_weights_cost_no_gradient_and_adapters_cost_three_forwards() -> None:
-    module = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 8))
-    lora = LoraConfig(rank=2, alpha=2, target_modules=("0",))
+class Block(nn.Sequential):
+    """What the small family calls its blocks."""
+
+
+def adapted(*targets: str) -> dict[str, Component]:
+    module = nn.Sequential(Block(nn.Linear(8, 6)), Block(nn.Linear(6, 8)))
+    lora = LoraConfig(rank=2, alpha=2, target_modules=targets)
     inject(module, lora, generator=torch.Generator())
-    components = {"transformer": Component(module=module, config=SimpleNamespace(), lora=lora)}
+    config: Any = SimpleNamespace(wrap=("Block",))
+    return {"transformer": Component(module=module, config=config, lora=lora)}
+
+
+def test_frozen_weights_cost_no_gradient_and_adapters_cost_three_forwards() -> None:
+    components = adapted("0.0")
     run = run_of(Known(), components=components)
     adapters = 2 * 5 * (2 * 8 + 6 * 2)  # A and B of the first layer, five text tokens
     figures = figures_of(run, shard_of([[1.0]]))
@@ -195,6 +204,22 @@ def test_frozen_weights_cost_no_gradient_and_adapters_cost_three_forwards() -> N
     )
     unknown = run_of(Layerless(), components=components)
     assert "perf/train_tflops" not in figures_of(unknown, shard_of([[1.0]]))
+
+
+def test_training_of_adapters_that_begin_after_the_first_block_is_not_known() -> None:
+    said: list[str] = []
+    run = run_of(Known(), components=adapted("1.0"), event=said.append)
+    rates = RunRates()
+    for _ in range(2):
+        figures = figures_of(run, shard_of([[1.0]]), samples=4, rates=rates)
+        assert "perf/train_tflops" not in figures
+        assert figures["perf/pairs_per_second"] == 0.25
+        assert figures["perf/rollout_tflops"] == pytest.approx(4 * 10 * 1.0 / 2.0)
+    (text,) = said
+    assert "the first block of 'transformer' has no adapter" in text
+    skipping = run_of(Known(), components=adapted("1.0"), skip=True, event=said.append)
+    assert figures_of(skipping, shard_of([[1.0]]))["perf/train_tflops"] > 1.0 / 4.0
+    assert len(said) == 1
 
 
 def test_unknown_work_gives_no_figures_rather_than_zeros() -> None:
@@ -245,15 +270,17 @@ def test_on_a_cpu_there_is_no_utilisation_and_nothing_is_said_of_it() -> None:
     assert not [name for name in figures if name.endswith("_mfu")]
 
 
-def test_counts_of_engine_and_trainer_are_those_of_the_iteration() -> None:
+def test_filler_rows_are_those_of_the_rollout_and_graphs_those_of_the_iteration() -> None:
     counts = {"filler_rows": 3.0, "recompilations": 1.0, "rows": 8.0}
     run, rates = run_of(Known(), counts=counts), RunRates()
-    first = figures_of(run, rates=rates)
-    counts |= {"filler_rows": 5.0, "rows": 16.0}
-    second = figures_of(run, rates=rates)
     names = ("perf/rollout_filler_rows", "perf/recompilations")
-    assert [first[name] for name in names] == [3.0, 1.0]
-    assert [second[name] for name in names] == [2.0, 0.0]
+    for filler, graphs in ((2.0, 1.0), (0.0, 3.0)):
+        with rates.rollout(run):
+            counts["filler_rows"] += filler
+        counts["filler_rows"] += 5.0  # an evaluation's
+        figures = figures_of(run, rates=rates)
+        assert [figures[name] for name in names] == [filler, graphs]
+        counts["recompilations"] += 3.0
     assert "perf/recompilations" not in figures_of(run_of(Known()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,6 @@ class Change:
     kept: str = "never"
 
 
-Changes = Callable[[Scene], Iterator[Change]]
 Difference = tuple[float, float]
 """Mean and largest difference of log-probs."""
 
@@ -73,8 +72,8 @@ Difference = tuple[float, float]
 class Finding:
     """What a change left of the difference of log-probs.
 
-    ``verdict``: "cause" (nothing or little is left), "part", "none", or "failed", with the reason in
-    ``meaning``. ``on_top_of``: the changes that were kept before it, and that it is measured against.
+    ``verdict``: "cause" (nothing or little is left), "part", "none", or "failed" or "untried", with
+    the reason in ``meaning``. ``on_top_of``: the changes that were kept before it, and that it is measured against.
     """
 
     name: str
@@ -85,12 +84,19 @@ class Finding:
     on_top_of: tuple[str, ...] = ()
 
 
+Changes = Callable[[Scene], Iterable[Change | Finding]]
+"""A kind of changes; a Finding among them says why something is not tried."""
+
+
 def find_causes(scene: Scene, base: Difference, kinds: Sequence[Changes]) -> list[Finding]:
     """Try every change on a scene with a difference of ``base``. Nothing is left changed."""
     tried: list[Finding] = []
     kept: tuple[str, ...] = ()
     for kind in kinds:
         for change in kind(scene):
+            if isinstance(change, Finding):
+                tried.append(replace(change, on_top_of=kept))
+                continue
             found = replace(try_change(change, base), on_top_of=kept)
             helped = found.verdict in {"cause", "part"}
             if change.kept == "helps" and helped:
@@ -108,7 +114,7 @@ def find_causes(scene: Scene, base: Difference, kinds: Sequence[Changes]) -> lis
 
 def by_weight(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with the most telling ones first."""
-    order = {"cause": 0, "part": 1, "none": 2, "failed": 3}
+    order = {"cause": 0, "part": 1, "none": 2, "failed": 3, "untried": 4}
     return sorted(findings, key=lambda one: (order[one.verdict], _rank(one.mean)))
 
 

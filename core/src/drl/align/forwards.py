@@ -16,6 +16,7 @@ from drl.align.measure import Around, RowsFigures
 from drl.deterministic import deterministic_compilation
 from drl.lora import adapter_off, lora_layers, merge, unmerge
 from drl.model.compiled import Compilations, compile_blocks
+from drl.model.precision import OwnDtype
 from drl.types import Condition, Conditions, Guidance, Need, Streams
 
 if TYPE_CHECKING:
@@ -39,10 +40,13 @@ KERNELS = {
 def rows_of_a_forward(
     scene: Scene, base: Difference, table: Sequence[RowsFigures]
 ) -> Iterator[Finding]:
-    """Yield what another number of rows leaves: other shapes of matrices take other kernels."""
+    """Yield what another number of rows leaves: other shapes of matrices take other kernels.
+
+    ``base``, ``table``: both without dropout.
+    """
     have = {len(batch) for batch in scene.batches}
     for one in table:
-        if have != {one.rows}:
+        if have != {one.rows} and base[1] != 0.0:
             yield Finding(
                 name=f"forwards of {one.rows} row{'s' if one.rows > 1 else ''}",
                 meaning="rollout and training differ by the rows of a forward alone; bring "
@@ -227,8 +231,16 @@ def without_adapters(models: Mapping[str, nn.Module]) -> Iterator[None]:
         yield
 
 
-def attention(scene: Scene) -> Iterator[Change]:
-    """Each of torch's attention kernels."""
+def attention(scene: Scene) -> Iterator[Change | Finding]:
+    """Each of torch's attention kernels. A compiled block keeps the one that it was compiled with."""
+    if scene.compiled and scene.engine_options.get("compile") is True:
+        yield Finding(
+            name="attention kernels",
+            meaning="compiled blocks keep the kernel that they were compiled with; to try others, set "
+            "train.compile and rollout.local.compile to false",
+            verdict="untried",
+        )
+        return
     for name, kernel in KERNELS.items():
         yield _within(
             scene,
@@ -247,9 +259,9 @@ def precision(scene: Scene) -> Iterator[Change]:
             continue
         other = replace(forward, dtype=dtype)
         if dtype == "fp32":
-            other = replace(
-                other, models={name: in_full(model) for name, model in forward.models.items()}
-            )
+            with scene.replay.around():  # the copies are of the weights that the engine has
+                models = {name: in_full(model) for name, model in forward.models.items()}
+            other = replace(other, models=models)
         yield _with_forward(
             scene,
             f"forward in {dtype}",
@@ -259,11 +271,16 @@ def precision(scene: Scene) -> Iterator[Change]:
 
 
 def in_full(model: nn.Module) -> nn.Module:
-    """Return the model, or a copy of it where some of its weights are not float32."""
+    """Return the model, or a copy all of whose modules hold and compute float32 where some do not."""
     tensors = [*model.parameters(), *model.buffers()]
-    if all(t.dtype == torch.float32 for t in tensors if t.is_floating_point()):
+    own = any(isinstance(module, OwnDtype) for module in model.modules())
+    if not own and all(t.dtype == torch.float32 for t in tensors if t.is_floating_point()):
         return model
-    return copy.deepcopy(model).float()
+    twin = copy.deepcopy(model).float()
+    for module in twin.modules():
+        if isinstance(module, OwnDtype):
+            module.__class__ = module.plain
+    return twin
 
 
 def eager_blocks(scene: Scene) -> Iterator[Change]:

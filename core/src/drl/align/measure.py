@@ -10,10 +10,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
+from drl.checkpoint.rng import TrainingRandomness
 from drl.errors import ContractError
 from drl.stages.alignment import OUTPUT, SMALLEST
 from drl.stages.loss import (
@@ -33,6 +35,9 @@ Around = Callable[[], AbstractContextManager[object]]
 
 LARGEST_EXPONENT = 700.0
 """``exp`` of more overflows a double."""
+
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+"""Modules that draw masks in training mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +95,32 @@ class StepFigures:
 
 
 def score(replay: Replay, batches: Batches) -> dict[tuple[int, ...], PairFigures]:
-    """Return the figures of every pair with weight, by its id."""
+    """Return the figures of every pair with weight, by its id.
+
+    What modules draw (dropout) begins at one seed each time: two ways to score differ by what was changed.
+    """
     modes = {name: model.training for name, model in replay.forward.models.items()}
     found: dict[tuple[int, ...], PairFigures] = {}
     try:
         for model in replay.forward.models.values():
             model.train(replay.training)
-        with replay.around():
+        with TrainingRandomness(0, 0, replay.forward.device).in_place(), replay.around():
             for pairs in batches:
                 found |= _score_batch(replay, pairs)
     finally:
         for name, model in replay.forward.models.items():
             model.train(modes[name])
     return found
+
+
+def without_dropout(replay: Replay) -> Replay:
+    """Return the same forward in evaluation mode where its modules draw masks, else ``replay`` itself.
+
+    Forwards of other sizes draw other masks, so they can be compared without them alone.
+    """
+    modules = [module for model in replay.forward.models.values() for module in model.modules()]
+    draws = any(isinstance(module, DROPOUT) and module.p > 0 for module in modules)
+    return replace(replay, training=False) if draws else replay
 
 
 def _score_batch(replay: Replay, pairs: Sequence[Pair]) -> dict[tuple[int, ...], PairFigures]:

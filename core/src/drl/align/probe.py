@@ -22,6 +22,7 @@ from drl.align.measure import (
     by_step,
     over_rows,
     score,
+    without_dropout,
     worst,
 )
 from drl.assemble import assemble, launch_of
@@ -271,11 +272,13 @@ def measure(run: Run, wanted: Wanted) -> Alignment:
             most = scene, (average(found), worst(found))
     assert most is not None
     scene, base = most
-    rows = over_rows(scene.replay, scene.pairs, forwards.sizes(scene))
+    still = without_dropout(scene.replay)
+    rows = over_rows(still, scene.pairs, forwards.sizes(scene))
     findings: list[Finding] = []
     if wanted.causes and base[1] != 0.0:
+        found = score(still, scene.batches)
         findings = [
-            *forwards.rows_of_a_forward(scene, base, rows),
+            *forwards.rows_of_a_forward(scene, (average(found), worst(found)), rows),
             *find_causes(scene, base, KINDS),
         ]
     return Alignment(
@@ -386,6 +389,7 @@ def facts_of(
         "batched_guidance": forward.batched_guidance if guided else None,
         "micro_batch_size": max(len(batch) for batch in scene.batches),
         "lora": recipe.lora.init_weights if recipe.lora.enabled else None,
+        "dropout": without_dropout(scene.replay) is not scene.replay,
         "compile": recipe.train.compile,
         "engine_options": dict(scene.engine_options),
         "pairs": len(figures),

@@ -106,6 +106,8 @@ def conclusion(found: Alignment) -> str:
 def rows_table(found: Alignment) -> Iterator[str]:
     """Yield how the number of rows of a forward moves the log-probs."""
     yield "rows of a forward   |Δ log-prob| mean   max         spread against the smallest"
+    if found.facts["dropout"]:
+        yield "(in evaluation mode: each number of rows would draw dropout masks of its own)"
     for one in found.rows:
         yield f"{one.rows:>17}   {number(one.mean):<18}  {number(one.max):<10}  {number(one.spread)}"
     spread = max((one.spread for one in found.rows), default=0.0)
@@ -126,15 +128,16 @@ def findings_table(findings: Sequence[Finding]) -> Iterator[str]:
     yield ""
     yield "the trainer's forward with one change at a time   |Δ log-prob| mean   max"
     for one in findings:
-        figures = (
-            "cannot run here"
-            if one.verdict == "failed"
-            else f"{number(one.mean):<18}  {number(one.max):<9}  {WORDS[one.verdict]}"
-        )
-        yield f"  {one.name:<47} {figures}".rstrip()
+        figures = f"{number(one.mean):<18}  {number(one.max):<9}  {WORDS.get(one.verdict, '')}"
+        yield f"  {one.name:<47} {WITHOUT_FIGURES.get(one.verdict, figures)}".rstrip()
+        if one.verdict == "untried":
+            yield from textwrap.wrap(
+                one.meaning, 96, initial_indent="    ", subsequent_indent="    "
+            )
 
 
-WORDS = {"cause": "removes it", "part": "removes a part", "none": ""}
+WORDS = {"cause": "removes it", "part": "removes a part"}
+WITHOUT_FIGURES = {"failed": "cannot run here", "untried": "not tried"}
 
 
 def write(found: Alignment, folder: Path) -> list[Path]:

@@ -138,8 +138,10 @@ class OwnDtype(nn.Module):
 
     Floating inputs are cast to ``own_dtype`` and floating outputs to ``result_dtype``. Parameters in that
     dtype are used as they are, with autocast off; masters of another dtype are cast to it by autocast.
+    ``plain`` is the class before.
     """
 
+    plain: ClassVar[type]
     own_dtype: ClassVar[torch.dtype]
     result_dtype: ClassVar[torch.dtype]
 
@@ -166,7 +168,7 @@ def own_dtype_class(kind: type, dtype: torch.dtype, result: torch.dtype) -> type
     """Return the class of a module of this class that computes in ``dtype`` and gives ``result``."""
     key = kind, dtype, result
     if key not in CLASSES:
-        own = {"own_dtype": dtype, "result_dtype": result}
+        own = {"plain": kind, "own_dtype": dtype, "result_dtype": result}
         CLASSES[key] = type(kind.__name__, (OwnDtype, kind), own)
     return CLASSES[key]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ PER_SECOND = {"images": "perf/images_per_second", "pairs": "perf/pairs_per_secon
 FILLER = "perf/filler_rows"
 ROLLOUT_FILLER = "perf/rollout_filler_rows"
 RECOMPILATIONS = "perf/recompilations"
+FILLER_ROWS = "filler_rows"
+"""Count of an engine: rows that it computed to fill up a forward."""
 UNNEEDED = "recompilations"
 """Count of an engine or a trainer: graphs that fixed shapes should have made needless."""
 
@@ -65,7 +68,16 @@ class RunRates:
     trained: Trained = field(default_factory=Trained)
     counter: WorkCounter | None = None
     peak_tflops: float | None = None
-    _counts: dict[str, float] = field(default_factory=dict)
+    _graphs: float = 0.0
+    _rollout_filler: float | None = None
+
+    @contextmanager
+    def rollout(self, run: Run) -> Iterator[None]:
+        """Count the filler rows of what is sampled in this context; those of evaluations are not its own."""
+        before = engine_counts(run)
+        yield
+        after = engine_counts(run).get(FILLER_ROWS)
+        self._rollout_filler = None if after is None else after - before.get(FILLER_ROWS, 0.0)
 
     def take_shards(self, run: Run, shards: Sequence[Shard]) -> None:
         """Count the pairs of an iteration over all ranks; nothing on a device is looked at."""
@@ -114,7 +126,13 @@ class RunRates:
         figures = {PER_SECOND["pairs"]: trained.count / seconds, FILLER: float(trained.filler)}
         if trained.unknown:
             return figures
-        work = self._counter(run).pairs(trained.pairs, trained.rescored)
+        counter = self._counter(run)
+        work = counter.pairs(trained.pairs, trained.rescored)
+        for component in counter.new_late_adapters():
+            run.event(
+                f"no TFLOP/s of training are reported: the first block of '{component}' has no adapter, so the "
+                "backward pass ends before it, and what the family counts is a pass through all blocks"
+            )
         return figures | self._speed(TRAIN, work, seconds, run.ranks)
 
     def _speed(
@@ -130,15 +148,15 @@ class RunRates:
         return figures
 
     def _new_counts(self, run: Run) -> dict[str, float]:
-        """Return what engine and trainer counted since the iteration before."""
-        counts = {} if run.engines is None else dict(run.engines.engine.counts())
-        trainer = compilations_of(run.trainer)
-        if trainer is not None:
-            counts[UNNEEDED] = counts.get(UNNEEDED, 0.0) + trainer.unexpected
-        new = {name: value - self._counts.get(name, 0.0) for name, value in counts.items()}
-        self._counts |= counts
-        names = {"filler_rows": ROLLOUT_FILLER, UNNEEDED: RECOMPILATIONS}
-        return {names[name]: value for name, value in new.items() if name in names}
+        """Return the rollout's filler rows, and the graphs of engine and trainer since the iteration before."""
+        figures = {} if self._rollout_filler is None else {ROLLOUT_FILLER: self._rollout_filler}
+        engine, trainer = engine_counts(run).get(UNNEEDED), compilations_of(run.trainer)
+        if engine is None and trainer is None:
+            return figures
+        graphs = (engine or 0.0) + (0 if trainer is None else trainer.unexpected)
+        figures[RECOMPILATIONS] = graphs - self._graphs
+        self._graphs = graphs
+        return figures
 
     def _counter(self, run: Run) -> WorkCounter:
         if self.counter is None:
@@ -152,6 +170,11 @@ class RunRates:
                 trained=not run.recipe.debug.skip_optimizer_step,
             )
         return self.counter
+
+
+def engine_counts(run: Run) -> Mapping[str, float]:
+    """Return what the engine has counted since it started; nothing without one."""
+    return {} if run.engines is None else run.engines.engine.counts()
 
 
 def compilations_of(trainer: object) -> Compilations | None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from drl.interfaces.family import RowShape
+from drl.lora import lora_layers
 from drl.lora.work import adapter_flops
+from drl.model.compiled import outermost
 from drl.types import Need
 
 if TYPE_CHECKING:
@@ -32,11 +34,14 @@ TEXT = "encoder_hidden_states"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWork:
-    """Operations of one row: a forward of the base, of its adapters, and a forward with its backward."""
+    """Operations of one row: a forward of the base, of its adapters, and a forward with its backward.
+
+    ``training``: None where adapters begin after the first block, which no family's count tells.
+    """
 
     forward: float
     adapters: float
-    training: float
+    training: float | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +59,7 @@ class WorkCounter:
     trained: bool = True
     _known: dict[tuple[str, RowShape], RowWork | None] = field(default_factory=dict)
     _configs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _late: dict[str, bool] = field(default_factory=dict)
 
     def row(self, component: str, shape: RowShape) -> RowWork | None:
         """Return the work of one row of a component; None when its family does not know."""
@@ -82,6 +88,9 @@ class WorkCounter:
         adapters = adapter_flops(built.module, rows_of)
         if None in rows.values():
             return None
+        if not adapts_first_block(built):
+            self._late.setdefault(component, False)
+            return RowWork(forward=flops.forward, adapters=adapters, training=None)
         training = flops.training(frozen=True) + 3 * adapters
         return RowWork(forward=flops.forward, adapters=adapters, training=training)
 
@@ -127,20 +136,35 @@ class WorkCounter:
         total = 0.0
         for (component, shape), count in pairs.items():
             work = self.row(component, shape)
-            if work is None:
+            each = None if work is None else self._trained_row(work)
+            if work is None or each is None:
                 return None
             alone = work.forward + work.adapters
-            each = work.training if self.trained else alone
             each += alone * (Need.OLD_PREDICTION in needs) + work.forward * (
                 Need.REFERENCE in needs
             )
             total += rows * (count * each + rescored[component, shape] * alone)
         return total
 
+    def new_late_adapters(self) -> list[str]:
+        """Return components whose training is not known for their first block has no adapter; each once."""
+        new = [name for name, told in self._late.items() if self.trained and not told]
+        self._late |= dict.fromkeys(new, True)
+        return new
+
+    def _trained_row(self, work: RowWork) -> float | None:
+        return work.training if self.trained else work.forward + work.adapters
+
     def shape_of(self, pair: Pair) -> RowShape | None:
         """Return the size of a pair's row; None when it has no latents of the first stream, or no text."""
         latents = pair.tensors.get(self.family.streams[0])
         return None if latents is None else row_shape(latents, pair.condition)
+
+
+def adapts_first_block(component: Component) -> bool:
+    """True when the first block has an adapter, so that a backward pass goes through all of them."""
+    blocks = outermost(component.module, component.config.wrap)
+    return bool(blocks) and bool(lora_layers(blocks[0]))
 
 
 def row_shape(latents: Tensor, record: ConditionRecord | None) -> RowShape | None:

@@ -27,6 +27,7 @@ from transformers import CLIPTextModelWithProjection, T5EncoderModel
 from transformers.utils import logging
 
 from drl.api import BadInput, WeightSource
+from drl.mathematics.feeding import DTYPES
 
 CLASSES: Mapping[str, type[Any]] = {
     "transformer": SD3Transformer2DModel,
@@ -49,8 +50,6 @@ HUB_REASONS: Mapping[type[Exception], str] = {
     LocalEntryNotFoundError: "the hub cannot be reached, and the cache of this machine does not have it",
 }
 """What the hub's errors mean; of two that fit the first counts."""
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def read_index(checkpoint: str) -> Mapping[str, Any]:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from drl.api import VISUAL, BadInput, Outline, Part, Sampling
-from drl_family_sd3.checkpoint import CLASSES, DTYPES, has_part, read_config, read_index, readable
+from drl.mathematics.feeding import DTYPES
+from drl_family_sd3.checkpoint import CLASSES, has_part, read_config, read_index, readable
 from drl_family_sd3.config import Sd3Options
 from drl_family_sd3.forward import POOLED, TEXT
 from drl_family_sd3.pipeline import sizes_of

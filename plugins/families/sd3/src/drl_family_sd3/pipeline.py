@@ -21,9 +21,10 @@ from drl.api import (
     Sampling,
     Streams,
 )
+from drl.mathematics.feeding import DTYPES
 from drl.model.compiled import Compilations, compile_blocks
 from drl.model.moving import release_cached
-from drl_family_sd3.checkpoint import CLASSES, DTYPES, load_part, read_config, read_index
+from drl_family_sd3.checkpoint import CLASSES, load_part, read_config, read_index
 from drl_family_sd3.config import Sd3Options
 from drl_family_sd3.prompts import PromptRecords
 from drl_family_sd3.residence import Resident

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import torch
 
 from drl.api import BadInput, ConditionRecord
+from drl.mathematics.feeding import DTYPES
 from drl.mathematics.transfer import moved
 from drl.model.moving import release_cached
-from drl_family_sd3.checkpoint import DTYPES
 from drl_family_sd3.config import Sd3Options
 from drl_family_sd3.text import TextEncoders
 

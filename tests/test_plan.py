@@ -187,7 +187,7 @@ def test_the_plan_of_a_run_without_an_engine(catalog: Catalog, checkpoint: Path)
 def test_a_person_reads_the_plan(drl: Drl, tiny: Path, rates: Path) -> None:
     sets = ("--device-name=NVIDIA H200", "--gpus=1", "--gpus=4")
     small = ("--set", "model.sd3.decode_rows=1")  # or it is decoding that does not fit
-    code, out, err = drl("plan", str(tiny), *sets, *small, "--memory=1.3MB")
+    code, out, err = drl("plan", str(tiny), *sets, *small, "--memory=1MB")
     assert code == 0, err
     lines = out.splitlines()
     assert max(map(len, lines)) <= 100

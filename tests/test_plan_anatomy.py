@@ -14,7 +14,7 @@ from drl.api import Context, ContractError, WeightSource
 from drl.catalog import Catalog
 from drl.config import load_recipe
 from drl.lora.tree import lora_layers
-from drl.mathematics.checksum import PIECE_BYTES
+from drl.mathematics.checksum import FINGERPRINT_BYTES
 from drl.plan.anatomy import Anatomy, NoPlan, blank, compared, on_meta, recompute, size_of
 from drl.plan.ledger import training_footprint
 from drl.plan.predict import Card, Prediction, engine_outline, predict, this_card
@@ -154,9 +154,9 @@ def test_a_model_that_is_none_of_diffusers_is_left_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ((10, 20), (4 + 8) * 30),
-        ((PIECE_BYTES, 10), 5 * PIECE_BYTES),
-        ((PIECE_BYTES // 4,) * 8, 5 * PIECE_BYTES),
+        ((10, 20), 2 * 4 * 30),
+        ((FINGERPRINT_BYTES, 10), 2 * FINGERPRINT_BYTES),
+        ((FINGERPRINT_BYTES // 4,) * 8, 2 * FINGERPRINT_BYTES),
     ],
 )
 def test_a_comparison_takes_a_piece_or_all_where_that_is_less(

@@ -36,8 +36,9 @@ def train(run: Run) -> None:
     sync(run, version=run.first_rollout)  # also on resume: engines start from the base checkpoint
     evaluate_before_training(run)
     run.finish_interrupted()
-    for rollout_id in run.rollout_ids():
-        iterate(run, rollout_id)
+    with run.long_lived:
+        for rollout_id in run.rollout_ids():
+            iterate(run, rollout_id)
 
 
 def iterate(run: Run, rollout_id: int) -> None:
@@ -69,8 +70,9 @@ def roll_out(run: Run) -> None:
     """Evaluate once, then collect: no training, so nothing is saved and no weights change."""
     sync(run, version=run.first_rollout)
     evaluate_before_training(run)
-    for rollout_id in run.rollout_ids():
-        roll_out_once(run, rollout_id)
+    with run.long_lived:
+        for rollout_id in run.rollout_ids():
+            roll_out_once(run, rollout_id)
 
 
 def roll_out_once(run: Run, rollout_id: int) -> None:

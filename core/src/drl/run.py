@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from drl.checkpoint.adapters import write_adapters
 from drl.checkpoint.saver import Saver
 from drl.checkpoint.state import RESUME, RestoreOptions
+from drl.collector import LongLived
 from drl.errors import CheckpointError, ContractError, DataError
 from drl.interfaces.family import Family, Pipeline
 from drl.interfaces.loss import Loss
@@ -114,6 +115,7 @@ class Run:
     records: Records = field(default_factory=Records)
     residence: Residence = field(default_factory=Residence)
     rates: RunRates = field(default_factory=RunRates)
+    long_lived: LongLived = field(default_factory=LongLived)
     row: dict[str, float] = field(default_factory=dict)
     steps: list[StepReport] = field(default_factory=list)
     schedules: dict[Sampling, Tensor] = field(default_factory=dict)
@@ -217,6 +219,7 @@ class Run:
 
     def finish_iteration(self, rollout_id: int, rollout: Rollout) -> None:
         """Add where the time went, and log the iteration as one row, in one place."""
+        self.long_lived.settle()
         for name, seconds in rollout.seconds.items():
             self.phases.overlap(name, seconds, rollout.spans.get(name, ()))
         self.row |= self.phases.finish()

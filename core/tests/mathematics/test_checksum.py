@@ -31,10 +31,10 @@ def test_is_sha256_over_sorted_name_dtype_shape_and_digest_of_the_bytes() -> Non
 
 
 def test_many_bytes_are_hashed_in_pieces_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksum, "PIECE_BYTES", FEW_BYTES)
+    monkeypatch.setattr(checksum, "DIGEST_BYTES", FEW_BYTES)
     sizes = (FEW_BYTES // 3, 10, FEW_BYTES // 2, FEW_BYTES * 3 // 4, 0, 7)
     tensors = [torch.full((size,), number, dtype=torch.uint8) for number, size in enumerate(sizes)]
-    assert len(list(checksum.pieces(tensors))) > 1
+    assert len(list(checksum.pieces(tensors, FEW_BYTES))) > 1
     expected = [sha256(bytes([number]) * size) for number, size in enumerate(sizes)]
     assert list(checksum.content_digests(tensors)) == expected
     assert list(checksum.content_digests(tensors[:2])) == expected[:2]

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drl.mathematics import checksum
 from drl.mathematics.checksum import COLUMNS, tensors_fingerprint
 
 
@@ -83,6 +84,44 @@ def test_places_in_the_last_row_are_told_from_those_of_whole_rows() -> None:
         values[place] = 7
         prints.add(print_of(values))
     assert len(prints) == len(marks)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("apart", [1, 2, 4, 8, COLUMNS, 2 * COLUMNS, 8 * COLUMNS])
+def test_two_signs_that_change_show(dtype, apart):
+    before = torch.ones(9 * COLUMNS + 16, dtype=dtype)
+    for first in range(8):
+        after = before.clone()
+        after[[first, first + apart]] *= -1
+        assert print_of(before) != print_of(after), first
+        one, other = before.clone(), before.clone()
+        one[first] *= -1
+        other[first + apart] *= -1
+        assert print_of(one) != print_of(other), first
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("count", [1, 3, 7, 8, 9, 4095, 4097])
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_a_tensor_counts_by_its_bytes_wherever_it_lies_in_memory(dtype, count, start):
+    memory = weights(count + start).to(dtype)
+    part = memory[start:]
+    fresh = torch.empty_like(part).copy_(part)
+    assert print_of(part) == print_of(fresh)
+    assert print_of(part, memory) == print_of(fresh, memory)
+
+
+def test_words_are_bytes_and_zeros_up_to_a_whole_one() -> None:
+    bits = checksum.words(
+        [torch.tensor([1, 2], dtype=torch.int8), torch.tensor([3]).to(torch.int8)]
+    )
+    assert bits.tolist() == [1 + (2 << 8) + (3 << 16)]
+    whole = torch.arange(4, dtype=torch.int32)
+    assert checksum.words([whole]).data_ptr() == whole.data_ptr()
+    assert checksum.words([whole[1:3]]).tolist() == [1 + (2 << 32)]
+    plain, *_ = checksum.bit_sums([torch.tensor([5, -1], dtype=torch.int32)])
+    word = 5 - (1 << 32)  # the upper half is -1
+    assert plain.item() == 3 * (word - 1)
 
 
 def test_large_sums_wrap_and_still_tell_apart() -> None:

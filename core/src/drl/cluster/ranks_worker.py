@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from drl.cluster.ranks_wire import Failure, Line
+from drl.collector import LongLived
 from drl.deterministic import explained
 from drl.errors import DrlError
 from drl.model.parallel import Ranks, RankSettings, loopback_only, start_ranks, stop_ranks
@@ -86,10 +87,12 @@ def _end_with_driver() -> None:
 
 def _follow(line: Line, trainer: Trainer, ranks: Ranks) -> None:
     """Answer calls in order until the driver closes."""
+    long_lived = LongLived()
 
     def train(shard: Shard) -> int:
         for _ in trainer.train([shard] * ranks.world):
             pass
+        long_lived.settle()  # or the other ranks would wait for each collection of everything
         return trainer.next_rollout
 
     def replay(shard: Shard) -> None:
@@ -121,11 +124,12 @@ def _follow(line: Line, trainer: Trainer, ranks: Ranks) -> None:
         "sleep": sleep,
         "wake": trainer.wake,
     }
-    while True:
-        name, arguments = line.receive()
-        if name == "close":
-            return
-        line.send(("reply", calls[name](*arguments)))
+    with long_lived:
+        while True:
+            name, arguments = line.receive()
+            if name == "close":
+                return
+            line.send(("reply", calls[name](*arguments)))
 
 
 def _failure_text(done: Future[None]) -> str | None:

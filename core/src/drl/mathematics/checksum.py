@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from hashlib import sha256
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-PIECE_BYTES = 2**26
-"""Most bytes that are gathered into one piece; a digest reads a tensor that is larger as one."""
+DIGEST_BYTES = 2**25
+"""Bytes that are fetched together for a digest, a larger tensor whole: one piece is hashed while the next comes."""
 
+FINGERPRINT_BYTES = 2**27
+"""Most bytes that are summed together: fewer are more kernels than the host launches in their time."""
 
 FEW_BYTES = 2**20
 """Fewer bytes are hashed without threads."""
@@ -51,22 +54,35 @@ def content_digests(tensors: Sequence[Tensor]) -> Iterator[bytes]:
         yield from (sha256(view).digest() for piece in host_bytes(tensors) for view in piece)
         return
     with ThreadPoolExecutor(min(os.cpu_count() or 1, HASHERS)) as pool:
-        pending: list[Future[bytes]] = []
+        pending: list[Future[list[bytes]]] = []
         for piece in host_bytes(tensors):
-            hashing = [pool.submit(_hashed, view) for view in piece]
-            yield from (done.result() for done in pending)
+            hashing = [pool.submit(_hashed, part) for part in parts(piece, HASHERS)]
+            for done in pending:
+                yield from done.result()
             pending = hashing
             del piece, hashing  # the memory of a piece goes with it
-        yield from (done.result() for done in pending)
+        for done in pending:
+            yield from done.result()
 
 
-def _hashed(view: memoryview) -> bytes:
-    return sha256(view).digest()
+def _hashed(views: Sequence[memoryview]) -> list[bytes]:
+    return [sha256(view).digest() for view in views]
+
+
+def parts(views: Sequence[memoryview], count: int) -> Iterator[Sequence[memoryview]]:
+    """Yield neighbours together, in about so many parts of alike bytes: a call for each view would cost more."""
+    share = sum(view.nbytes for view in views) / count
+    begin, size = 0, 0
+    for number, view in enumerate(views):
+        size += view.nbytes
+        if size >= share or number == len(views) - 1:
+            yield views[begin : number + 1]
+            begin, size = number + 1, 0
 
 
 def host_bytes(tensors: Sequence[Tensor]) -> Iterator[list[memoryview]]:
     """Yield the bytes of neighbouring tensors in row-major order, those of a GPU copied in one transfer."""
-    for piece in pieces(tensors):
+    for piece in pieces(tensors, DIGEST_BYTES):
         if not piece[0].is_cuda:
             yield [raw_bytes(tensor) for tensor in piece]
             continue
@@ -76,8 +92,8 @@ def host_bytes(tensors: Sequence[Tensor]) -> Iterator[list[memoryview]]:
         yield [part.numpy().data for part in host.split([tensor.nbytes for tensor in piece])]
 
 
-def pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield neighbours of one device and element size, up to ``PIECE_BYTES`` together."""
+def pieces(tensors: Iterable[Tensor], most: int) -> Iterator[list[Tensor]]:
+    """Yield neighbours of one device and element size, up to so many bytes together."""
     piece: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -85,7 +101,7 @@ def pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
             piece[0].device,
             piece[0].element_size(),
         )
-        if piece and (not alike or size + tensor.nbytes > PIECE_BYTES):
+        if piece and (not alike or size + tensor.nbytes > most):
             yield piece
             piece, size = [], 0
         piece.append(tensor)
@@ -101,14 +117,16 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORD = 8
+"""Bytes of what is summed: numbers of fewer would be widened first, to a copy of as many times the size."""
 COLUMNS = 4096
 
 
 def tensors_fingerprint(names: Iterable[str], tensors: Iterable[Tensor]) -> str:
     """Return a hex digest that changes when a bit of a tensor does, computed where the tensors lie.
 
-    Sums of the bit patterns, plain and weighted by place, in wrapping 64-bit integers: the same on
-    every device, and at the speed of its memory. Unlike ``tensors_digest`` it can be fooled on purpose.
+    Sums of the bits as wrapping 64-bit integers, plain and weighted by place: the same on every device, and
+    at the speed of its memory. Unlike ``tensors_digest`` it can be fooled on purpose.
     """
     items = sorted(zip(names, tensors, strict=True), key=lambda item: item[0])
     if not items:
@@ -116,33 +134,53 @@ def tensors_fingerprint(names: Iterable[str], tensors: Iterable[Tensor]) -> str:
     facts = [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in items]
     # large models are hundreds of small tensors: a few kernels for many of them, one transfer for all
     alike = sorted((tensor for _, tensor in items), key=Tensor.element_size)
+    some = pieces((part for tensor in alike for part in slices(tensor)), FINGERPRINT_BYTES)
     device = items[0][1].device
-    parts = (part for tensor in alike for part in slices(tensor))
-    sums = torch.stack([bit_sums(piece).to(device) for piece in pieces(parts)]).tolist()
-    return sha256(repr((facts, sums)).encode()).hexdigest()
+    sums = [one.to(device) for piece in some for one in bit_sums(piece)]
+    return sha256(repr((facts, torch.stack(sums).tolist())).encode()).hexdigest()
 
 
 def slices(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the elements of a tensor in parts of at most ``PIECE_BYTES``: a sum takes 64 bits for each."""
-    return torch.split(tensor.detach().reshape(-1), PIECE_BYTES // tensor.element_size())
+    """Return the elements of a tensor in parts of at most ``FINGERPRINT_BYTES``."""
+    flat = tensor.detach().reshape(-1)
+    most = FINGERPRINT_BYTES // tensor.element_size()
+    return torch.split(flat, most) if flat.numel() > most else (flat,)
 
 
-def bit_sums(tensors: Sequence[Tensor]) -> Tensor:
-    """Return ``(3,)`` int64: the sum of the bit patterns, weighted by nothing, by row, by column.
+def bit_sums(flat: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return sums of words and their upper halves, int64: weighted by nothing, by row, by column.
 
-    Of several tensors as of one that has their elements one after the other; all of one element size.
+    Of several 1-D tensors as of one that has their elements one after the other, then zeros up to a whole
+    word; all of one element size.
     """
-    kind = INTEGERS[tensors[0].element_size()]
-    flat = [tensor.detach().reshape(-1).view(kind) for tensor in tensors]
-    bits = flat[0] if len(flat) == 1 else torch.cat(flat)
-    whole = bits.numel() // COLUMNS * COLUMNS
-    body, rest = bits[:whole].view(-1, COLUMNS), bits[whole:]
-    rows, columns = body.sum(1, dtype=torch.int64), body.sum(0, dtype=torch.int64)
-    columns[: rest.numel()] += rest * 3
-    return torch.stack([columns.sum(), _weighted(rows), _weighted(columns)])
+    bits = words(flat)
+    # in a product the upper bits of a word lose their place: two signs that change would look like none
+    mixed = (bits >> 32).add_(bits)
+    whole = mixed.numel() // COLUMNS * COLUMNS
+    body, rest = mixed[:whole].view(-1, COLUMNS), mixed[whole:]
+    rows, columns = body.sum(1), body.sum(0)
+    if rest.numel():
+        columns[: rest.numel()] += rest * 3
+    return columns.sum(), _weighted(rows), _weighted(columns)
+
+
+def words(flat: Sequence[Tensor]) -> Tensor:
+    """Return the bytes of 1-D tensors as int64: a view of the only one where it allows, or a copy."""
+    size = flat[0].element_size()
+    kind = INTEGERS[size]
+    short = -sum(tensor.numel() for tensor in flat) % (WORD // size)
+    if len(flat) == 1 and not short and flat[0].storage_offset() * size % WORD == 0:
+        return flat[0].view(torch.int64)
+    zeros = torch.zeros(short, dtype=kind, device=flat[0].device)
+    return torch.cat([*(tensor.view(kind) for tensor in flat), zeros]).view(torch.int64)
 
 
 def _weighted(sums: Tensor) -> Tensor:
-    # an odd multiplier: no place is weighted by 0, and places far apart differ
-    weights = torch.arange(1, sums.numel() + 1, device=sums.device) * 2654435761 + 1
-    return (sums * weights).sum()
+    return (sums * place_weights(sums.device)[: sums.numel()]).sum()
+
+
+@cache
+def place_weights(device: torch.device) -> Tensor:
+    """Return a weight for each row or column of a piece: by an odd multiplier, so that places far apart differ."""
+    count = max(COLUMNS, FINGERPRINT_BYTES // WORD // COLUMNS)
+    return torch.arange(1, count + 1, device=device) * 2654435761 + 1

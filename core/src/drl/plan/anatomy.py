@@ -19,7 +19,7 @@ from drl.interfaces.family import Family, TrainPipelineConfig, WeightSource
 from drl.interfaces.outline import Outline
 from drl.lora import adapter_off
 from drl.lora.tree import lora_layers
-from drl.mathematics.checksum import PIECE_BYTES
+from drl.mathematics.checksum import FINGERPRINT_BYTES
 from drl.mathematics.feeding import DTYPES, Feeding
 from drl.model.attention import check_attention
 from drl.model.build import adapt
@@ -277,9 +277,8 @@ def recompute(module: nn.Module, share: float, wrap: Sequence[str]) -> None:
 
 
 def compared(tensors: Sequence[Tensor]) -> int:
-    """Return the most bytes that a fingerprint takes: a piece of 16-bit numbers, and 64 bits of each for sums."""
-    piece = min(size_of(tensors), PIECE_BYTES)
-    return piece + min(8 * sum(tensor.numel() for tensor in tensors), 4 * PIECE_BYTES)
+    """Return the most bytes that a fingerprint takes: two copies of a piece; its sums are few."""
+    return 2 * min(size_of(tensors), FINGERPRINT_BYTES)
 
 
 def on_meta(shape: Sequence[int]) -> Tensor:

@@ -31,6 +31,7 @@ from drl.lora.state import (
     adapters,
     load_adapter_state,
     uniform_adapters,
+    uniform_rank_alpha,
 )
 from drl.lora.switching import active_adapter, adapter_off, use_adapters
 from drl.lora.tree import adapter_names, base_names, lora_layers
@@ -70,6 +71,7 @@ __all__ = [
     "to_pushed_name",
     "train_adapter",
     "uniform_adapters",
+    "uniform_rank_alpha",
     "unmerge",
     "use_adapters",
     "write_peft",

@@ -142,20 +142,28 @@ def live_tensors(module: nn.Module, name: str = DEFAULT) -> dict[str, torch.Tens
 
 
 def uniform_adapters(module: nn.Module) -> bool:
-    """Say whether an engine that merges ``alpha / rank * B A`` with one rank and alpha can serve this.
+    """Say whether an engine that merges ``alpha / rank * B A`` with one rank and alpha can serve this."""
+    return uniform_rank_alpha(module) is not None
 
-    Concerns the adapter called "default". False also without it, while another one is active, and
-    with whatever such an engine does not know: layers that are no Linear, rank or alpha patterns,
-    rsLoRA, biases, saved modules, and the start values of ``pissa`` and ``olora``.
+
+def uniform_rank_alpha(module: nn.Module) -> tuple[int, float] | None:
+    """Return rank and alpha of the adapter called "default", None unless they tell all of it.
+
+    None also without it, while another one is active, and with whatever an engine that merges
+    ``alpha / rank * B A`` does not know: layers that are no Linear, rank or alpha patterns, rsLoRA, biases,
+    saved modules, and the start values of ``pissa`` and ``olora``.
     """
     kinds = set()
     for _, host in hosts(module):
         if any(active != DEFAULT for active in host.active):
-            return False
+            return None
         if DEFAULT not in host.names:
             continue
         if not isinstance(host, LoraLinear) or DEFAULT in {*host.lora_bias, *host.lora_start}:
-            return False
+            return None
         settings = host.settings[DEFAULT]
         kinds.add((settings.rank, settings.alpha, settings.scale))
-    return len(kinds) == 1 and all(scale == alpha / rank for rank, alpha, scale in kinds)
+    if len(kinds) != 1:
+        return None
+    ((rank, alpha, scale),) = kinds
+    return (rank, alpha) if scale == alpha / rank else None

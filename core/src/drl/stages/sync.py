@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from drl.errors import SyncError
 from drl.interfaces.engine import LoraFields, WeightProof
 from drl.interfaces.updater import PackedUnits, PushReport, Updater
-from drl.lora import adapters, merged_state, to_plain_name, uniform_adapters
+from drl.lora import adapters, merged_state, to_plain_name, uniform_rank_alpha
 from drl.lora.sharding import full_tensor
 from drl.mathematics.packing import pack_by_size
 from drl.observe.summary import record_push
@@ -183,14 +183,13 @@ def unit_bytes(unit: Unit) -> int:
 
 def lora_fields(model: nn.Module) -> LoraFields:
     """Return rank and alpha, from the adapters themselves; SyncError for what these do not describe."""
-    kinds: Mapping[tuple[int, float], str] = {
-        (adapter.rank, adapter.alpha): fqn for fqn, adapter in adapters(model).items()
-    }
-    if not uniform_adapters(model):
+    found = uniform_rank_alpha(model)
+    if found is None:
+        kinds = sorted({(adapter.rank, adapter.alpha) for adapter in adapters(model).values()})
         raise SyncError(
-            f"engines merge uniform adapters only; this model has (rank, alpha) {sorted(kinds)}, or "
-            "rsLoRA, layers that are no Linear, trained biases, saved modules or a start taken from "
-            'the base; use sync.updater = "in_process_merged"'
+            f"engines merge uniform adapters only; this model has (rank, alpha) {kinds}, or rsLoRA, layers "
+            "that are no Linear, trained biases, saved modules or a start taken from the base; use "
+            'sync.updater = "in_process_merged"'
         )
-    ((rank, alpha),) = kinds
+    rank, alpha = found
     return LoraFields(rank=rank, alpha=alpha)

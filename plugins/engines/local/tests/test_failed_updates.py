@@ -25,6 +25,7 @@ from drl.api import (
 )
 from drl.mathematics.checksum import tensors_digest
 from drl.testing.contracts.weights import make_bucket
+from drl_engine_local import weights
 from drl_engine_local.component import Component
 from drl_engine_local.config import LocalOptions
 from drl_engine_local.engine import LocalEngine
@@ -236,3 +237,30 @@ def test_a_dense_change_that_rounding_takes_away_is_told_too(
     assert push(engine, {"proj_out.weight": weight * (1 + 1e-5)}).unchanged == {"transformer"}
     assert push(engine, {"proj_out.weight": weight * 1.5}).unchanged == frozenset()
     asyncio.run(engine.stop())
+
+
+@pytest.mark.parametrize("most", [1, 60, 2**20])
+def test_each_unlike_tensor_is_named_however_they_are_compared(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(weights, "FINGERPRINT_BYTES", most)
+    dtypes = [
+        torch.float32,
+        torch.float32,
+        torch.bfloat16,
+        torch.float32,
+        torch.int8,
+        torch.float32,
+    ]
+    held = [torch.full((2, 3 + n), float(n)).to(dtype) for n, dtype in enumerate(dtypes)]
+    sent = [tensor.float() if n % 2 else tensor.clone() for n, tensor in enumerate(held)]
+    sent[3] = sent[3].t().contiguous().t()
+    held[5][0, 0] = sent[5][0, 0] = torch.nan
+    names = [str(n) for n in range(len(held))]
+    assert unlike(names, held, sent) == []
+    for wrong in (("0",), ("2", "3"), ("4", "5"), tuple(names)):
+        changed = [t + 1 if n in wrong else t for n, t in zip(names, sent, strict=True)]
+        if "5" in wrong:
+            changed[5][0, 1] = 9.0
+        assert unlike(names, held, changed) == list(wrong)
+    assert unlike([], [], []) == []

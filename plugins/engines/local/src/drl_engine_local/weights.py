@@ -6,7 +6,7 @@ leaves the old version whole. What fails while it is written leaves neither vers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import compress
 from typing import TYPE_CHECKING
@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from drl.api import Acknowledgement, EngineError, WeightBucket, WeightProof
-from drl.mathematics.checksum import INTEGERS, tensors_digest, tensors_fingerprint
+from drl.mathematics.checksum import (
+    FINGERPRINT_BYTES,
+    INTEGERS,
+    tensors_digest,
+    tensors_fingerprint,
+)
 from drl_engine_local.bucket import check_bucket
 from drl_engine_local.component import Component, Stage
 from drl_engine_local.fitting import check_adapters, check_dense, check_whole
@@ -202,16 +207,35 @@ def _fingerprint(component: Component, frozen: str) -> str:
 
 def unlike(names: Sequence[str], held: Sequence[Tensor], sent: Sequence[Tensor]) -> list[str]:
     """Return the names whose tensors differ, once what was sent is in the dtype of what is held."""
-    if not names:
+    pairs = list(zip(held, sent, strict=True))
+    # a few kernels and one transfer where nothing differs, however many tensors there are
+    flags = [_differ(*map(_joined, zip(*some, strict=True))) for some in _together(pairs)]
+    if not any(torch.stack(flags).tolist() if flags else ()):
         return []
-    flags = [
-        torch.ne(_bits(mine), _bits(theirs.to(mine))).any()
-        for mine, theirs in zip(held, sent, strict=True)
-    ]
-    # one transfer for all of them
-    return list(compress(names, torch.stack(flags).tolist()))
+    each = torch.stack([_differ(mine, theirs) for mine, theirs in pairs]).tolist()
+    return list(compress(names, each))
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """Return the elements as integers: a NaN that arrived is equal to the one that was sent."""
-    return tensor.view(INTEGERS[tensor.element_size()])
+def _together(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Sequence[tuple[Tensor, Tensor]]]:
+    """Yield neighbours of the same dtypes and devices, up to ``FINGERPRINT_BYTES`` of what is held."""
+    begin, size = 0, 0
+    for number, pair in enumerate(pairs):
+        kinds = [(one.dtype, one.device) for one in pair]
+        alike = kinds == [(one.dtype, one.device) for one in pairs[begin]]
+        if number > begin and (not alike or size + pair[0].nbytes > FINGERPRINT_BYTES):
+            yield pairs[begin:number]
+            begin, size = number, 0
+        size += pair[0].nbytes
+    if pairs:
+        yield pairs[begin:]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def _differ(mine: Tensor, theirs: Tensor) -> Tensor:
+    """Return a flag on the device. As integers: a NaN that arrived is equal to the one that was sent."""
+    kind = INTEGERS[mine.element_size()]
+    return torch.ne(mine.view(kind), theirs.to(mine).view(kind)).any()

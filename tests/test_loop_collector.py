@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from e2e import write_recipe
 from gpu.runs import open_run
+from torch import Tensor
 
 from drl import collector
-from drl.api import Context, Logger, RunFacts
+from drl.api import Context, Logger, RunFacts, Sample
 from drl.loop import roll_out, train
 
 
 class Frozen(Logger):
-    """Notes how many objects are set aside whenever an iteration is logged."""
+    """Notes how many objects are set aside whenever an iteration is logged, and what is left of earlier ones."""
 
     def __init__(self) -> None:
         super().__init__(None, Context())
         self.counts: list[int] = []
+        self.latents: list[weakref.ref[Tensor]] = []
+        self.left: list[int] = []
 
     def start(self, run: RunFacts) -> None:
         """Nothing to open."""
@@ -30,6 +34,12 @@ class Frozen(Logger):
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.counts.append(gc.get_freeze_count())
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        self.left.append(sum(latents() is not None for latents in self.latents))
+        for sample in samples:
+            assert sample.trajectory is not None
+            self.latents += map(weakref.ref, sample.trajectory.latents.values())
 
 
 @pytest.mark.parametrize("work", [train, roll_out])
@@ -41,8 +51,14 @@ def test_what_lives_after_the_first_iteration_is_set_aside_until_the_end(
     with open_run(recipe, tmp_path / "run", "eval.datasets=[]", "train.num_rollout=3") as run:
         noted = Frozen()
         run.loggers = [*run.loggers, noted]
-        work(run)
+        gc.disable()  # a rollout must go with its last reference, also one that was set aside
+        try:
+            work(run)
+        finally:
+            gc.enable()
     first, *later = noted.counts
     assert first > 100_000
     assert all(0 < count <= first for count in later)
     assert gc.get_freeze_count() == 0
+    assert noted.latents
+    assert noted.left == [0, 0, 0]

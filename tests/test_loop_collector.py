@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,11 +42,19 @@ class Frozen(Logger):
             self.latents += map(weakref.ref, sample.trajectory.latents.values())
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a loop settle at once, and as if nobody had set anything aside; tests have."""
+    monkeypatch.setattr(collector, "PATIENCE_S", 0.0)
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 @pytest.mark.parametrize("work", [train, roll_out])
 def test_what_lives_after_the_first_iteration_is_set_aside_until_the_end(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, work
+    tmp_path: Path, checkpoint: Path, impatient: None, work
 ) -> None:
-    monkeypatch.setattr(collector, "PATIENCE_S", 0.0)
     recipe = write_recipe(tmp_path, checkpoint)
     with open_run(recipe, tmp_path / "run", "eval.datasets=[]", "train.num_rollout=3") as run:
         noted = Frozen()

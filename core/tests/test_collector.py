@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,8 +26,13 @@ def cycle() -> weakref.ref[Node]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a loop settle at once, and as if nobody had set anything aside; tests have."""
     monkeypatch.setattr(collector, "PATIENCE_S", 0.0)
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.mark.usefixtures("impatient")
@@ -65,9 +71,22 @@ def test_a_cycle_of_what_was_set_aside_is_collected_at_the_end() -> None:
 
 def test_a_short_loop_and_one_that_never_began_set_nothing_aside() -> None:
     LongLived().settle()
+    before = gc.get_freeze_count()
     with LongLived() as loop:
         loop.settle()
-        assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() == before
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_somebody_else_set_aside_stays_so() -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with LongLived() as loop:
+        kept = [Node() for _ in range(1000)]
+        loop.settle()
+        assert gc.get_freeze_count() <= before
+    assert len(kept) == 1000
+    assert gc.get_freeze_count() > 0
 
 
 @pytest.mark.usefixtures("impatient")

@@ -20,10 +20,11 @@ class LongLived:
     """Sets aside, once, what a loop has loaded and compiled; at its end the collector sees everything again.
 
     Objects are still freed with their last reference; only cycles among those that were set aside stay until
-    then.
+    then, with all that they refer to. Where somebody else has set objects aside, that is left alone.
     """
 
     began: float | None = None
+    done: bool = False
     aside: bool = False
 
     def __enter__(self) -> LongLived:
@@ -33,11 +34,13 @@ class LongLived:
 
     def settle(self) -> None:
         """An iteration ends. Free what is garbage and set the rest aside, if ``PATIENCE_S`` have passed."""
-        if self.aside or self.began is None or time.monotonic() - self.began < PATIENCE_S:
+        if self.done or self.began is None or time.monotonic() - self.began < PATIENCE_S:
             return
-        gc.collect()
-        gc.freeze()
-        self.aside = True
+        self.done = True
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
+            self.aside = True
 
     def __exit__(
         self,
@@ -46,7 +49,6 @@ class LongLived:
         trace: TracebackType | None,
     ) -> None:
         """The loop ends, whatever ended it."""
-        self.began = None
         if self.aside:
             gc.unfreeze()
-            self.aside = False
+        self.began, self.done, self.aside = None, False, False

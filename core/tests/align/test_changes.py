@@ -40,8 +40,7 @@ def findings(scene: Scene) -> list[Finding]:
     base = average(found), worst(found)
     still = without_dropout(scene.replay)
     rows = over_rows(still, scene.pairs, forwards.sizes(scene))
-    calm = score(still, scene.batches)
-    of_rows = forwards.rows_of_a_forward(scene, (average(calm), worst(calm)), rows)
+    of_rows = forwards.rows_of_a_forward(scene, still, rows)
     return [*of_rows, *find_causes(scene, base, KINDS)]
 
 
@@ -87,6 +86,8 @@ def test_dropout_alone_is_not_blamed_on_rows(scene: Make) -> None:
     assert {one.spread for one in over_rows(still, made.pairs, forwards.sizes(made))} == {0.0}
     odd = scene(by_rows=0.01, dropout=0.5, scale=1.0, engine_rows=8, rows=2)
     assert "forwards of 8 rows" in named(odd)
+    (of_rows,) = [one for one in findings(odd) if one.name == "forwards of 8 rows"]
+    assert of_rows.on_top_of == (forwards.EVALUATION,)
     assert without_dropout(scene().replay).training
 
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from drl.align.changes import Scene
 from drl.align.measure import (
     PairFigures,
     average,
     by_step,
+    draws_masks,
     largest,
     over_rows,
     rechunked,
@@ -130,3 +132,21 @@ def test_sizes_that_do_not_fit_are_left_out(scene: Make, monkeypatch: pytest.Mon
     handle = model.register_forward_pre_hook(small_card)
     assert [one.rows for one in over_rows(made.replay, made.pairs, (1, 2, 4, 8))] == [1, 2]
     handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("module", "draws"),
+    [
+        (nn.Dropout(0.1), True),
+        (nn.Dropout(0.0), False),
+        (nn.FeatureAlphaDropout(0.1), True),
+        (nn.MultiheadAttention(4, 1, dropout=0.1), True),
+        (nn.MultiheadAttention(4, 1), False),
+        (nn.LSTM(2, 2, num_layers=2, dropout=0.5), True),
+        (nn.Linear(2, 2), False),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_dropout_is_found_however_a_module_calls_it(module: nn.Module, draws: bool) -> None:
+    assert any(map(draws_masks, module.modules())) == draws

@@ -100,6 +100,37 @@ def test_two_signs_that_change_show(dtype, apart):
         assert print_of(one) != print_of(other), first
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [8, 16, 64, 1536, COLUMNS, 8 * COLUMNS])
+@pytest.mark.parametrize("values", [torch.ones, torch.rand])
+def test_any_set_of_signs_that_change_shows(dtype, count, values):
+    before = (
+        values(count, generator=torch.Generator().manual_seed(0))
+        if values is torch.rand
+        else values(count)
+    )
+    before = before.to(dtype)
+    every = torch.arange(count)
+    sets = [every % step == place for step in (1, 2, 4, 8) for place in range(step)]
+    sets += [
+        (every == 0) | (every == a) | (every == b) | (every == a + b) for a, b in ((1, 4), (2, 4))
+    ]
+    sets += [torch.isin(every, torch.tensor([1, 3, 9, 11]) % count)]
+    prints = {print_of(before)} | {print_of(torch.where(some, -before, before)) for some in sets}
+    assert len(prints) == 1 + len({tuple(some.nonzero().flatten().tolist()) for some in sets})
+
+
+@pytest.mark.parametrize(
+    "view", [lambda t: t[::2], lambda t: t[:1].expand(64), lambda t: t.view(8, -1)[:, 0]]
+)
+def test_a_tensor_alone_may_have_any_strides(view):
+    part = view(weights(64))
+    assert print_of(part) == print_of(part.contiguous())
+    assert checksum.tensors_digest(["w"], [part]) == checksum.tensors_digest(
+        ["w"], [part.contiguous()]
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("count", [1, 3, 7, 8, 9, 4095, 4097])
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
@@ -121,7 +152,7 @@ def test_words_are_bytes_and_zeros_up_to_a_whole_one() -> None:
     assert checksum.words([whole[1:3]]).tolist() == [1 + (2 << 32)]
     plain, *_ = checksum.bit_sums([torch.tensor([5, -1], dtype=torch.int32)])
     word = 5 - (1 << 32)  # the upper half is -1
-    assert plain.item() == 3 * (word - 1)
+    assert plain.item() == 3 * (word - 3)
 
 
 def test_large_sums_wrap_and_still_tell_apart() -> None:

@@ -18,6 +18,7 @@ from drl.model.compiled import Compilations
 from drl.model.idle import Idle
 from drl.observe.rates_of_run import RunRates, compilations_of, shares
 from drl.observe.timing import Timeline
+from drl.observe.work import begins_in_first_block
 from drl.types import ConditionRecord, Need, Pair, Rollout, Sample, Shard, Trajectory
 
 FORWARD, BACKWARD, INPUTS = 1e12, 2e12, 0.75e12
@@ -216,10 +217,26 @@ def test_training_of_adapters_that_begin_after_the_first_block_is_not_known() ->
         assert figures["perf/pairs_per_second"] == 0.25
         assert figures["perf/rollout_tflops"] == pytest.approx(4 * 10 * 1.0 / 2.0)
     (text,) = said
-    assert "the first block of 'transformer' has no adapter" in text
+    assert "nothing up to the first block of 'transformer' is trained" in text
     skipping = run_of(Known(), components=adapted("1.0"), skip=True, event=said.append)
     assert figures_of(skipping, shard_of([[1.0]]))["perf/train_tflops"] > 1.0 / 4.0
     assert len(said) == 1
+
+
+def test_what_is_trained_before_the_blocks_takes_the_backward_pass_through_all_of_them() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), Block(nn.Linear(8, 6)), Block(nn.Linear(6, 8)))
+    component = replace(adapted("1.0")["transformer"], module=module)
+    module.requires_grad_(False)
+    module[2].requires_grad_(True)
+    assert not begins_in_first_block(component)
+    module[0].bias.requires_grad_(True)
+    assert begins_in_first_block(component)
+    module[0].requires_grad_(False)
+    module[1][0].bias.requires_grad_(True)
+    assert begins_in_first_block(component)
+    module[1].requires_grad_(False)
+    blockless: Any = SimpleNamespace(wrap=())
+    assert begins_in_first_block(replace(component, config=blockless))
 
 
 def test_unknown_work_gives_no_figures_rather_than_zeros() -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from drl.align.changes import Change, Difference, Finding, Scene, otherwise, verdict
-from drl.align.measure import Around, RowsFigures
+from drl.align.changes import Change, Finding, Scene, otherwise, verdict
+from drl.align.measure import Around, Replay, RowsFigures, average, score, worst
 from drl.deterministic import deterministic_compilation
 from drl.lora import adapter_off, lora_layers, merge, unmerge
 from drl.model.compiled import Compilations, compile_blocks
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from drl.interfaces.family import Family
     from drl.stages.loss import Forward
+
+EVALUATION = "evaluation mode (no dropout)"
 
 ROWS = (1, 2, 4, 8, 16)
 """Rows of a forward that are tried: the common micro-batch sizes."""
@@ -38,12 +40,14 @@ KERNELS = {
 
 
 def rows_of_a_forward(
-    scene: Scene, base: Difference, table: Sequence[RowsFigures]
+    scene: Scene, still: Replay, table: Sequence[RowsFigures]
 ) -> Iterator[Finding]:
     """Yield what another number of rows leaves: other shapes of matrices take other kernels.
 
-    ``base``, ``table``: both without dropout.
+    ``table``: of the forward ``still``, which is without dropout; so is what it is compared with.
     """
+    found = score(still, scene.batches)
+    base = average(found), worst(found)
     have = {len(batch) for batch in scene.batches}
     for one in table:
         if have != {one.rows} and base[1] != 0.0:
@@ -55,6 +59,7 @@ def rows_of_a_forward(
                 verdict=verdict(base, (one.mean, one.max)),
                 mean=one.mean,
                 max=one.max,
+                on_top_of=() if still is scene.replay else (EVALUATION,),
             )
 
 
@@ -72,7 +77,7 @@ def mode(scene: Scene) -> Iterator[Change]:
     """Evaluation mode, as engines run models; the other changes are tried without dropout then."""
     change = otherwise(
         scene,
-        "evaluation mode (no dropout)",
+        EVALUATION,
         "dropout draws in the training forward and not in the engine's; set lora.dropout = 0, or accept a "
         "ratio that is not 1",
         replace(scene.replay, training=False),

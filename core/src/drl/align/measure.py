@@ -36,8 +36,15 @@ Around = Callable[[], AbstractContextManager[object]]
 LARGEST_EXPONENT = 700.0
 """``exp`` of more overflows a double."""
 
-DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-"""Modules that draw masks in training mode."""
+DROPOUT = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+"""Modules that draw masks in training mode with a probability ``p``; others call it ``dropout``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +126,13 @@ def without_dropout(replay: Replay) -> Replay:
     Forwards of other sizes draw other masks, so they can be compared without them alone.
     """
     modules = [module for model in replay.forward.models.values() for module in model.modules()]
-    draws = any(isinstance(module, DROPOUT) and module.p > 0 for module in modules)
-    return replace(replay, training=False) if draws else replay
+    return replace(replay, training=False) if any(map(draws_masks, modules)) else replay
+
+
+def draws_masks(module: nn.Module) -> bool:
+    """True for a module that has dropout as an option that is on; a function called in its forward is not seen."""
+    share = module.p if isinstance(module, DROPOUT) else getattr(module, "dropout", None)
+    return isinstance(share, int | float) and share > 0
 
 
 def _score_batch(replay: Replay, pairs: Sequence[Pair]) -> dict[tuple[int, ...], PairFigures]:

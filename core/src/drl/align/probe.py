@@ -276,9 +276,8 @@ def measure(run: Run, wanted: Wanted) -> Alignment:
     rows = over_rows(still, scene.pairs, forwards.sizes(scene))
     findings: list[Finding] = []
     if wanted.causes and base[1] != 0.0:
-        found = score(still, scene.batches)
         findings = [
-            *forwards.rows_of_a_forward(scene, (average(found), worst(found)), rows),
+            *forwards.rows_of_a_forward(scene, still, rows),
             *find_causes(scene, base, KINDS),
         ]
     return Alignment(

@@ -86,7 +86,7 @@ def host_bytes(tensors: Sequence[Tensor]) -> Iterator[list[memoryview]]:
         if not piece[0].is_cuda:
             yield [raw_bytes(tensor) for tensor in piece]
             continue
-        flat = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in piece])
+        flat = torch.cat([bytes_of(tensor) for tensor in piece])
         host = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=True)
         host.copy_(flat)
         yield [part.numpy().data for part in host.split([tensor.nbytes for tensor in piece])]
@@ -112,8 +112,12 @@ def pieces(tensors: Iterable[Tensor], most: int) -> Iterator[list[Tensor]]:
 
 def raw_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor in row-major order, without a copy where it lies so on the CPU."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+    return bytes_of(tensor.cpu()).numpy().data
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor in row-major order, 1-D: a view where it lies so."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -148,14 +152,15 @@ def slices(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def bit_sums(flat: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sums of words and their upper halves, int64: weighted by nothing, by row, by column.
+    """Return sums of words and three times their upper halves, int64: weighted by nothing, by row, by column.
 
     Of several 1-D tensors as of one that has their elements one after the other, then zeros up to a whole
     word; all of one element size.
     """
     bits = words(flat)
     # in a product the upper bits of a word lose their place: two signs that change would look like none
-    mixed = (bits >> 32).add_(bits)
+    mixed = bits >> 32
+    torch.add(bits, mixed, alpha=3, out=mixed)
     whole = mixed.numel() // COLUMNS * COLUMNS
     body, rest = mixed[:whole].view(-1, COLUMNS), mixed[whole:]
     rows, columns = body.sum(1), body.sum(0)
@@ -169,7 +174,8 @@ def words(flat: Sequence[Tensor]) -> Tensor:
     size = flat[0].element_size()
     kind = INTEGERS[size]
     short = -sum(tensor.numel() for tensor in flat) % (WORD // size)
-    if len(flat) == 1 and not short and flat[0].storage_offset() * size % WORD == 0:
+    aligned = flat[0].is_contiguous() and flat[0].storage_offset() * size % WORD == 0
+    if len(flat) == 1 and not short and aligned:
         return flat[0].view(torch.int64)
     zeros = torch.zeros(short, dtype=kind, device=flat[0].device)
     return torch.cat([*(tensor.view(kind) for tensor in flat), zeros]).view(torch.int64)
@@ -181,6 +187,10 @@ def _weighted(sums: Tensor) -> Tensor:
 
 @cache
 def place_weights(device: torch.device) -> Tensor:
-    """Return a weight for each row or column of a piece: by an odd multiplier, so that places far apart differ."""
+    """Return a weight for each row or column of a piece: 64 bits that follow no rule, the same everywhere.
+
+    Of weights that grow evenly two changes could cancel two others.
+    """
     count = max(COLUMNS, FINGERPRINT_BYTES // WORD // COLUMNS)
-    return torch.arange(1, count + 1, device=device) * 2654435761 + 1
+    drawn = b"".join(sha256(str(place).encode()).digest()[:WORD] for place in range(count))
+    return torch.frombuffer(bytearray(drawn), dtype=torch.int64).to(device)

@@ -130,8 +130,8 @@ class RunRates:
         work = counter.pairs(trained.pairs, trained.rescored)
         for component in counter.new_late_adapters():
             run.event(
-                f"no TFLOP/s of training are reported: the first block of '{component}' has no adapter, so the "
-                "backward pass ends before it, and what the family counts is a pass through all blocks"
+                f"no TFLOP/s of training are reported: nothing up to the first block of '{component}' is trained, "
+                "so the backward pass ends before it, and what the family counts is a pass through all blocks"
             )
         return figures | self._speed(TRAIN, work, seconds, run.ranks)
 

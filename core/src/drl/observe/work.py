@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from drl.interfaces.family import RowShape
-from drl.lora import lora_layers
 from drl.lora.work import adapter_flops
 from drl.model.compiled import outermost
 from drl.types import Need
@@ -88,7 +87,7 @@ class WorkCounter:
         adapters = adapter_flops(built.module, rows_of)
         if None in rows.values():
             return None
-        if not adapts_first_block(built):
+        if not begins_in_first_block(built):
             self._late.setdefault(component, False)
             return RowWork(forward=flops.forward, adapters=adapters, training=None)
         training = flops.training(frozen=True) + 3 * adapters
@@ -147,7 +146,7 @@ class WorkCounter:
         return total
 
     def new_late_adapters(self) -> list[str]:
-        """Return components whose training is not known for their first block has no adapter; each once."""
+        """Return components whose training is not known for it begins after their first block; each once."""
         new = [name for name, told in self._late.items() if self.trained and not told]
         self._late |= dict.fromkeys(new, True)
         return new
@@ -161,10 +160,16 @@ class WorkCounter:
         return None if latents is None else row_shape(latents, pair.condition)
 
 
-def adapts_first_block(component: Component) -> bool:
-    """True when the first block has an adapter, so that a backward pass goes through all of them."""
+def begins_in_first_block(component: Component) -> bool:
+    """True when a backward pass goes through all blocks: something of the first, or before it, is trained.
+
+    True also of a model without blocks, where nothing tells.
+    """
     blocks = outermost(component.module, component.config.wrap)
-    return bool(blocks) and bool(lora_layers(blocks[0]))
+    first = {id(parameter) for parameter in blocks[0].parameters()} if blocks else set()
+    parameters = list(component.module.parameters())  # in the order of their modules
+    ends = [place for place, parameter in enumerate(parameters, 1) if id(parameter) in first]
+    return not ends or any(parameter.requires_grad for parameter in parameters[: ends[-1]])
 
 
 def row_shape(latents: Tensor, record: ConditionRecord | None) -> RowShape | None:

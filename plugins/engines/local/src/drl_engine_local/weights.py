@@ -217,15 +217,18 @@ def unlike(names: Sequence[str], held: Sequence[Tensor], sent: Sequence[Tensor])
 
 
 def _together(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Sequence[tuple[Tensor, Tensor]]]:
-    """Yield neighbours of the same dtypes and devices, up to ``FINGERPRINT_BYTES`` of what is held."""
+    """Yield neighbours of the same dtypes and devices, few enough to take no more than a fingerprint does."""
     begin, size = 0, 0
     for number, pair in enumerate(pairs):
         kinds = [(one.dtype, one.device) for one in pair]
         alike = kinds == [(one.dtype, one.device) for one in pairs[begin]]
-        if number > begin and (not alike or size + pair[0].nbytes > FINGERPRINT_BYTES):
+        both = (
+            pair[0].nbytes + pair[1].nbytes
+        )  # copies of both, one of them cast, and a flag for each
+        if number > begin and (not alike or size + both > FINGERPRINT_BYTES // 2):
             yield pairs[begin:number]
             begin, size = number, 0
-        size += pair[0].nbytes
+        size += both
     if pairs:
         yield pairs[begin:]
 

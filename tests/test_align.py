@@ -220,3 +220,15 @@ def test_a_probe_that_is_stopped_leaves_no_folder(
     assert (code, err.strip()) == (130, "interrupted")
     assert {path.name for path in made} >= {"recipe.toml", "plugins.json"}
     assert not (tmp_path / "out").exists()
+
+
+def test_a_probe_that_is_stopped_while_it_writes_leaves_no_folder(
+    recipe: Path, tmp_path: Path, drl: Drl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(path: Path, text: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("drl.align.show.write_text_atomic", stopped)
+    code, _, err = drl("align", str(recipe), *SMALL, "--out", str(tmp_path / "out"))
+    assert (code, err.strip().splitlines()[-1]) == (130, "interrupted")
+    assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,10 @@ def test_an_unknown_peak_is_said_and_unknown_work_too() -> None:
         name="made", host=HOST, iterations=1, start_seconds=0.0, first=middle, middle=middle
     )
     assert speed_rows(unknown) == [("TFLOP/s", "– (the model family does not count its work)")]
+    partly = replace(unknown, middle={**middle, "perf/rollout_tflops": 400.0})
+    assert ("TFLOP/s of training", "– (the model family does not count such a backward pass)") in (
+        speed_rows(partly)
+    )
 
 
 def test_a_prediction_stands_beside_the_measurement_with_its_error() -> None:

@@ -153,7 +153,7 @@ def test_a_signal_at_a_random_moment_ends_in_order_and_costs_nothing(
         assert last_saved(run_dir) == int(done[1])
         assert f"--resume --run-dir {run_dir}" in child.output
     elif code:  # it came before the run had begun to listen
-        assert code == (130 if number == signal.SIGINT else -signal.SIGTERM)
+        assert code == (130 if number == signal.SIGINT else -signal.SIGTERM), child.output
     course.finish(run_dir)
 
 

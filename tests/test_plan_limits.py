@@ -81,3 +81,32 @@ def test_an_iteration_says_what_it_leaves_out(tiny: Path) -> None:
     assert found.offload_given
     supervised = planned(tiny, "train.train_only=true", "algorithm.loss=sft_loss")
     assert supervised.omitted == ("encoding of data",)
+
+
+def test_graphs_of_an_engine_on_the_cpu_are_refused_as_by_the_run(tiny: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"rollout.local.cuda_graphs is true, but the engine runs on cpu"
+    ):
+        planned(tiny, "cluster.device=cpu", "rollout.local.cuda_graphs=true")
+    assert planned(tiny, "cluster.device=cuda", "rollout.local.cuda_graphs=true").graphs
+
+
+def test_a_run_that_takes_no_step_is_not_planned_as_training(drl: Drl, tiny: Path) -> None:
+    code, out, _ = drl("plan", str(tiny), "--set", "debug.skip_optimizer_step=true")
+    assert code == 0
+    assert "has no backward pass" in out
+    assert "train" not in {line.split("│")[1].strip() for line in out.splitlines() if "│" in line}
+
+
+@pytest.mark.parametrize(
+    ("name", "device"), [("CPU", "cuda"), ("NVIDIA H200", "cpu"), ("", "cuda"), (" ", "cpu")]
+)
+def test_a_card_that_is_not_the_recipes_device_is_refused(
+    drl: Drl, tiny: Path, name: str, device: str
+) -> None:
+    code, out, err = drl(
+        "plan", str(tiny), f"--device-name={name}", "--set", f"cluster.device={device}"
+    )
+    assert (code, out) == (2, "")
+    told = f"cluster.device = '{device}' name different devices" if name.strip() else "it is empty"
+    assert told in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from types import SimpleNamespace
 
 import pytest
 from e2e import (
@@ -22,6 +23,7 @@ from drl.checkpoint import damage, read_meta
 from drl.checkpoint.folders import TRACKER, checkpoints_in
 from drl.checkpoint.manifest import write_manifest
 from drl.errors import BadInput, CheckpointError
+from drl.launch import find_directory
 from drl_cli.main import execute
 from drl_family_sd3.tiny import build_random
 
@@ -324,3 +326,22 @@ def test_the_tracker_is_the_last_word(recipe, half, straight):
     (half / "checkpoints" / TRACKER).write_text("1\n")
     run_here(recipe, half, *FOUR, resume=True)
     assert same(trainer_state(half, 4), trainer_state(straight, 4))
+
+
+def test_the_run_that_is_resumed_has_the_name_of_the_recipe(tmp_path):
+    names = {
+        "tiny-20260101-000000": 1.0,
+        "tiny-20260101-000000-2": 2.0,
+        "tiny-align-20260102-000000": 3.0,
+        "tiny-nft-20260103-000000": 4.0,
+        "tiny-20260104": 5.0,
+    }
+    for name, moment in names.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "lock.json").write_text("{}")
+        (folder / "recipe.toml").write_text("")
+        os.utime(folder, (moment, moment))
+    section = SimpleNamespace(directory=str(tmp_path), name="tiny")
+    with find_directory(SimpleNamespace(run=section), None, resume=True) as found:
+        assert found.path.name == "tiny-20260101-000000-2"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from drl_cli.named_folder import NamedFolder
+from drl_cli.named_place import NamedPlace
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
@@ -38,7 +38,7 @@ from drl_cli.session import Session
 )
 @click.option(
     "--out",
-    type=NamedFolder(),
+    type=NamedPlace(),
     metavar="DIR",
     help="New folder for the results; runs/<name>-align-<time> when absent.",
 )
@@ -75,7 +75,7 @@ def align(
       drl align recipe.toml --set checkpoint.load=runs/a/checkpoints --adapter recipe
     """
     from drl.align.probe import Wanted, probe
-    from drl.align.show import lines, write
+    from drl.align.show import lines, results_of
 
     found, directory = probe(
         Wanted(
@@ -94,6 +94,6 @@ def align(
     for line in lines(found):
         click.echo(line)
     click.echo("")
-    for path in write(found, directory.path):
+    for path in results_of(directory.path):
         click.echo(path)
     return 0 if found.within else 1

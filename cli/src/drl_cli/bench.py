@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from drl_cli.named_folder import NamedFolder
+from drl_cli.named_place import NamedPlace
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--run-dir",
-    type=NamedFolder(),
+    type=NamedPlace(),
     metavar="DIR",
     help="Keep the run's files here; a temporary folder, which is removed, when absent.",
 )
 @click.option(
     "--json",
     "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPlace("file"),
     metavar="FILE",
     help="Write the figures into a new file as well.",
 )

@@ -68,16 +68,24 @@ def plan(
     """
     from drl.config import load_recipe
     from drl.config.render import warning_lines
+    from drl.errors import BadInput
     from drl.plan.scaling import scaled_lines
     from drl.stages.pairs import batch_plan
 
     size = None if memory is None else read_size(memory)
+    if device_name is not None and not device_name.strip():
+        raise BadInput("--device-name: it is empty; name a card, such as 'NVIDIA H200', or cpu")
     on_cpu = device_name is not None and device_name.lower() == "cpu"
     elsewhere = not on_cpu and (device_name is not None or memory is not None)
     if elsewhere or on_cpu:
         # options that follow from the device are those of a card, whatever this machine has
         sets = (f"cluster.device={'cpu' if on_cpu else 'cuda'}", *sets)
     resolved: Any = load_recipe(recipe, sets=sets, override=override, catalog=session.catalog)
+    device = resolved.cluster.device
+    if device_name is not None and on_cpu != (device == "cpu"):
+        raise BadInput(
+            f"--device-name {device_name!r} and cluster.device = '{device}' name different devices; leave one out"
+        )
     said = [one for one in resolved.warnings if not (elsewhere and one.path in OF_THIS_MACHINE)]
     for line in warning_lines(said):
         click.echo(line, err=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from drl_cli.named_folder import NamedFolder
+from drl_cli.named_place import NamedPlace
 from drl_cli.recipe_options import recipe_options
 from drl_cli.session import Session
 
@@ -15,7 +15,7 @@ from drl_cli.session import Session
 @recipe_options
 @click.option(
     "--run-dir",
-    type=NamedFolder(),
+    type=NamedPlace(),
     metavar="DIR",
     help="Where the run keeps its files; runs/<name>-<time> when absent.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -172,7 +173,10 @@ def find_directory(recipe: Any, run_dir: Path | None, *, resume: bool) -> RunDir
         )
     if run_dir is not None:
         return RunDirectory.open(run_dir)
-    found = [path for path in root.glob(f"{recipe.run.name}-*") if is_run_directory(path)]
+    # names as RunDirectory.create makes them: other recipes, and probes, may have names that begin like this
+    mine = re.compile(rf"{re.escape(recipe.run.name)}-\d{{8}}-\d{{6}}(-\d+)?")
+    named = [path for path in root.glob("*") if mine.fullmatch(path.name)]
+    found = [path for path in named if is_run_directory(path)]
     if not found:
         raise RunDirectoryError(
             f"--resume: there is no run of '{recipe.run.name}' below {root}; "

@@ -95,6 +95,7 @@ def test_tables_and_lists_of_a_recipe(load: Load) -> None:
         ({"lora.bias": "some"}, "lora.bias", "one of none, all, lora_only"),
         ({"lora.init_weights": "pissa_niter_4"}, "lora.init_weights", "orthogonal, pissa, olora"),
         ({"lora.target_modules": []}, "lora.target_modules", ""),
+        ({"lora.layers_to_transform": []}, "lora.layers_to_transform", ""),
         (
             {"lora.layers_to_transform": [1], "lora.target_modules": "all-linear"},
             "lora.layers_to_transform",

@@ -139,11 +139,13 @@ class Alignment:
 def probe(
     wanted: Wanted, catalog: Catalog, echo: Callable[[str], None] = print
 ) -> tuple[Alignment, RunDirectory]:
-    """Measure, and return what was found with the directory for it, which holds the recipe as it was used.
+    """Measure, and return what was found with the directory that holds it and the recipe as it was used.
 
     ``echo`` gets the warnings of the recipe. Raises BadInput, and leaves nothing behind, for a recipe that has
     nothing to compare.
     """
+    from drl.align.show import write
+
     recipe = probed_recipe(wanted, catalog, echo)
     with (
         AtOnce(),
@@ -155,7 +157,9 @@ def probe(
         write_text_atomic(directory.recipe, recipe.to_toml())
         write_plugins(recipe, directory, catalog)
         with started(recipe, catalog, directory) as run:
-            return measure(run, wanted), directory
+            found = measure(run, wanted)
+        write(found, directory.path)
+        return found, directory
 
 
 def probed_recipe(wanted: Wanted, catalog: Catalog, echo: Callable[[str], None] = print) -> Any:

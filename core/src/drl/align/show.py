@@ -141,12 +141,17 @@ WITHOUT_FIGURES = {"failed": "cannot run here", "untried": "not tried"}
 
 
 def write(found: Alignment, folder: Path) -> list[Path]:
-    """Write the three files into a folder; returns their paths."""
-    files = [folder / name for name in ("align.json", "align.csv", "align.svg")]
-    write_json_atomic(files[0], as_json(found))
+    """Write the three files into a folder, the one that others read last; returns their paths."""
+    files = results_of(folder)
     write_text_atomic(files[1], as_csv(found.steps))
     write_text_atomic(files[2], as_svg(found))
+    write_json_atomic(files[0], as_json(found))
     return files
+
+
+def results_of(folder: Path) -> list[Path]:
+    """Return where a probe's results lie."""
+    return [folder / name for name in ("align.json", "align.csv", "align.svg")]
 
 
 def as_json(found: Alignment) -> dict[str, Any]:

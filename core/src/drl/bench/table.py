@@ -66,7 +66,10 @@ def speed_rows(bench: Bench) -> list[Row]:
         if shown.metric in bench.middle
     ]
     if "perf/train_tflops" not in bench.middle and TRAIN in bench.seconds:
-        rows.append(("TFLOP/s", f"{UNKNOWN} (the model family does not count its work)"))
+        counts = "perf/rollout_tflops" in bench.middle
+        title = "TFLOP/s of training" if counts else "TFLOP/s"
+        what = "such a backward pass" if counts else "its work"
+        rows.append((title, f"{UNKNOWN} (the model family does not count {what})"))
     elif "perf/train_mfu" not in bench.middle:
         rows.append(("MFU", f"{UNKNOWN} (no published peak for {bench.host.device})"))
     return rows

@@ -62,10 +62,11 @@ def deterministic_variables(given: Mapping[str, str]) -> dict[str, str]:
 def defeated(given: Mapping[str, str]) -> dict[str, str]:
     """Return what is wrong with the variables that are given, by name."""
     wrong = {
-        name: f"{given[name]!r} leaves results to chance; train.deterministic needs "
+        name: f"{given[name]!r}, which leaves results to chance; train.deterministic needs "
         f"{' or '.join(values)}, or the variable unset"
         for name, values in VARIABLES.items()
         if name in given and given[name] not in values
     }
-    problem = attention_problem(given.get(DISPATCH_VARIABLE))
-    return wrong if problem is None else {**wrong, DISPATCH_VARIABLE: problem}
+    kernel = given.get(DISPATCH_VARIABLE)
+    problem = attention_problem(kernel)
+    return wrong if problem is None else {**wrong, DISPATCH_VARIABLE: f"{kernel!r}: {problem}"}

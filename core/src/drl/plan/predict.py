@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drl.config.messages import did_you_mean
+from drl.errors import BadInput
 from drl.interfaces.engine import Engine
 from drl.interfaces.outline import EngineOutline
 from drl.plan.anatomy import Anatomy, NoPlan
@@ -168,6 +169,10 @@ def predict(recipe: Any, catalog: Catalog, card: Card | None = None) -> Predicti
             "this recipe trains nothing (debug.rollout_only, or train.num_rollout = 0); plan it without that "
             "option"
         )
+    if recipe.debug.skip_optimizer_step:
+        raise NoPlan(
+            "debug.skip_optimizer_step: a run that takes no step has no backward pass; plan it without that option"
+        )
     context = replace(
         rank_context(recipe, None, rank_settings(recipe), 0), device="cpu", section=None
     )
@@ -192,7 +197,13 @@ def engine_outline(make: Maker, recipe: Any) -> EngineOutline | None:
     if recipe.train.train_only or recipe.debug.load_rollout_data is not None:
         return None
     engine: Engine = make("engine", recipe.rollout.engine, "rollout", Role.ROLLOUT)
-    return engine.outline()
+    outline = engine.outline()
+    if outline is not None and outline.graphs_option is not None and recipe.cluster.device == "cpu":
+        raise BadInput(
+            f"{outline.graphs_option} is true, but the engine runs on cpu: CUDA graphs need an NVIDIA GPU; set it "
+            "to false"
+        )
+    return outline
 
 
 def no_rates(found: Prediction) -> str:

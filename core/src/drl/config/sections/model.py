@@ -91,7 +91,7 @@ class LoraSection(Section):
         (), description="Alphas of single modules, in the same form."
     )
     layers_to_transform: tuple[int, ...] | None = Field(
-        None, description="Numbers of the blocks that get adapters; all when unset."
+        None, min_length=1, description="Numbers of the blocks that get adapters; all when unset."
     )
     layers_pattern: Names | None = Field(
         None, description="Name of the list that these numbers count in; any list when unset."

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -214,3 +217,24 @@ def test_old_objects_are_gone_through_rarely_and_young_ones_as_ever(
         assert gc.isenabled()
     finally:
         gc.set_threshold(*before)
+
+
+def test_an_error_that_a_library_makes_of_an_interrupt_is_an_interrupt(
+    drl: Drl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(*arguments: object, **options: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            raise OSError("weights.safetensors cannot be read") from None
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patched:
+        patched.setattr("drl_cli.main.cli.main", reading)
+        assert drl("plugins", "list") == (130, "", "interrupted\n")
+        patched.setattr(
+            "drl_cli.main.cli.main", lambda *_, **__: (_ for _ in ()).throw(OSError("no"))
+        )
+        assert drl("plugins", "list")[0] == 1
+    assert signal.getsignal(signal.SIGINT) is before

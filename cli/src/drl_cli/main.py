@@ -16,6 +16,7 @@ import click
 
 from drl import __version__
 from drl.errors import ContractError, DrlError
+from drl.stopping import noted_interrupts
 from drl_cli.session import Session
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -121,22 +122,28 @@ def run() -> None:
 def execute(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; messages go to standard error."""
     session = Session()
-    try:
-        result = cli.main(list(arguments), prog_name="drl", standalone_mode=False, obj=session)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        return 130
-    except BrokenPipeError:
-        # The reader (head, less) has gone; what is still buffered has nowhere to go either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    # A person gets a message, whatever went wrong; the traceback is one option away.
-    except Exception as error:
-        return explain(error, session)
+    with noted_interrupts() as interrupted:
+        try:
+            result = cli.main(list(arguments), prog_name="drl", standalone_mode=False, obj=session)
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            return say_interrupted()
+        except BrokenPipeError:
+            # The reader (head, less) has gone; what is still buffered has nowhere to go either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        # A person gets a message, whatever went wrong; the traceback is one option away.
+        except Exception as error:
+            return say_interrupted() if interrupted() else explain(error, session)
     return result if isinstance(result, int) else 0
+
+
+def say_interrupted() -> int:
+    """Say that a person ended it; return the exit code."""
+    click.echo("interrupted", err=True)
+    return 130
 
 
 def explain(error: Exception, session: Session) -> int:

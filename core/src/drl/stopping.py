@@ -3,9 +3,40 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
+
+_told = threading.Event()
+
+
+def stop_at_once(number: int | None = None, frame: FrameType | None = None) -> NoReturn:
+    """Note that it was asked for, and raise KeyboardInterrupt.
+
+    Libraries make other errors of that: a file that was being read is then one that cannot be read.
+    """
+    _told.set()
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def noted_interrupts() -> Iterator[Callable[[], bool]]:
+    """Give a function that says whether the process was told to stop at once, from here on.
+
+    Ctrl-C does so where nobody has taken over the signal.
+    """
+    _told.clear()
+    free = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    mine = free and threading.current_thread() is threading.main_thread()
+    if mine:
+        signal.signal(signal.SIGINT, stop_at_once)
+    try:
+        yield _told.is_set
+    finally:
+        if mine:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class StopFlag:
@@ -31,7 +62,7 @@ class StopFlag:
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
-            raise KeyboardInterrupt
+            stop_at_once()
         self.asked = True
         self.reason = signal.Signals(number).name
         self._say(f"{self.reason}: finishing this iteration, then saving; once more stops at once")
@@ -62,4 +93,4 @@ class AtOnce(StopFlag):
         self.uninstall()
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        stop_at_once()

@@ -23,3 +23,13 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a loop set objects aside at once, and as if nobody had before it; see above."""
+    monkeypatch.setattr("drl.collector.PATIENCE_S", 0.0)
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()

@@ -1,7 +1,8 @@
 """What a weight push of adapters costs beside the model, and what sleeping frees: on one device.
 
 ``python benchmarks/sync.py`` opens a run per way in which the engine can hold its weights, gives the
-adapters other values before each push, and pushes them through the run's own ``sync``, proof included.
+adapters other values before each push, and pushes them through the run's own ``sync``, proof included;
+"collector" is the longest pause of Python's garbage collector meanwhile (a loop sets its objects aside).
 Its parts are timed by themselves too: the digest of what is sent (made twice a push, by sender and engine),
 the merge, and the fingerprint of the whole model. Then trainer and engine leave the device and return.
 """
@@ -9,9 +10,11 @@ the merge, and the fingerprint of the whole model. Then trainer and engine leave
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -96,18 +99,40 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
     return time.perf_counter() - began
 
 
+@contextmanager
+def collections() -> Iterator[list[float]]:
+    """Note how long Python's garbage collector stops the process, each time."""
+    pauses: list[float] = []
+    began = 0.0
+
+    def noted(phase: str, info: dict[str, int]) -> None:
+        nonlocal began
+        if phase == "start":
+            began = time.perf_counter()
+        else:
+            pauses.append(time.perf_counter() - began)
+
+    gc.callbacks.append(noted)
+    try:
+        yield pauses
+    finally:
+        gc.callbacks.remove(noted)
+
+
 def pushes(run: Run, options: argparse.Namespace) -> Row:
     """Push again and again; return the first push, those after it, and the parts of one."""
     times = []
-    for version in range(options.warmup + options.repeats):
-        shaken(run, version)
-        times.append(seconds_of(lambda version=version: sync(run, version), options.device))
+    with collections() as pauses:
+        for version in range(options.warmup + options.repeats):
+            shaken(run, version)
+            times.append(seconds_of(lambda version=version: sync(run, version), options.device))
     later = times[options.warmup :]
     row: Row = {
         "first ms": times[0] * 1e3,
         "sync ms": median(later) * 1e3,
         "from ms": min(later) * 1e3,
         "to ms": max(later) * 1e3,
+        "collector ms": max(pauses, default=0.0) * 1e3,
     }
     return row | parts(run, options)
 

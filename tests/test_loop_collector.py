@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from e2e import write_recipe
 from gpu.runs import open_run
 from torch import Tensor
 
-from drl import collector
 from drl.api import Context, Logger, RunFacts, Sample
 from drl.loop import roll_out, train
 
@@ -40,15 +39,6 @@ class Frozen(Logger):
         for sample in samples:
             assert sample.trajectory is not None
             self.latents += map(weakref.ref, sample.trajectory.latents.values())
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a loop settle at once, and as if nobody had set anything aside; tests have."""
-    monkeypatch.setattr(collector, "PATIENCE_S", 0.0)
-    gc.unfreeze()
-    yield
-    gc.freeze()
 
 
 @pytest.mark.parametrize("work", [train, roll_out])

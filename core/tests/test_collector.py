@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from drl import collector
 from drl.collector import LongLived
 
 
@@ -23,16 +21,6 @@ def cycle() -> weakref.ref[Node]:
     node = Node()
     node.other = node
     return weakref.ref(node)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a loop settle at once, and as if nobody had set anything aside; tests have."""
-    monkeypatch.setattr(collector, "PATIENCE_S", 0.0)
-    gc.unfreeze()
-    yield
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.mark.usefixtures("impatient")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drl.mathematics.packing import pack_by_size
+from drl.mathematics.packing import neighbours, pack_by_size
 
 
 def packed(sizes: list[int], limit: int) -> list[list[int]]:
@@ -57,3 +57,12 @@ def test_nothing_is_lost_split_or_reordered_and_buckets_stay_below_the_limit(
     assert all(sum(bucket) < limit or len(bucket) == 1 for bucket in buckets)
     heads = [bucket[0] for bucket in buckets[1:]]
     assert all(sum(bucket) + head >= limit for bucket, head in zip(buckets, heads, strict=False))
+
+
+def test_neighbours_of_one_kind_stay_together_and_none_is_left_out() -> None:
+    items = [("a", 3), ("a", 0), ("a", 4), ("b", 1), ("a", 9), ("a", 0), ("a", 8)]
+    found = list(neighbours(items, lambda item: item[1], 7, lambda item: item[0]))
+    assert found == [items[:3], items[3:4], items[4:5], items[5:6], items[6:]]
+    whole = list(neighbours(items, lambda item: item[1], 100))
+    assert whole == [items]
+    assert list(neighbours([], len, 1)) == []

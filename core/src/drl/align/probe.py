@@ -25,6 +25,7 @@ from drl.align.measure import (
     without_dropout,
     worst,
 )
+from drl.align.show import write
 from drl.assemble import assemble, launch_of
 from drl.checkpoint.folders import number_of
 from drl.checkpoint.load import find_checkpoint
@@ -144,8 +145,6 @@ def probe(
     ``echo`` gets the warnings of the recipe. Raises BadInput, and leaves nothing behind, for a recipe that has
     nothing to compare.
     """
-    from drl.align.show import write
-
     recipe = probed_recipe(wanted, catalog, echo)
     with (
         AtOnce(),

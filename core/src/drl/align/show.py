@@ -9,14 +9,16 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drl.align.changes import Finding, causes_among
 from drl.align.measure import StepFigures
-from drl.align.probe import Alignment
 from drl.observe.chart import Series, line_chart
 from drl.observe.files import write_json_atomic, write_text_atomic
 from drl.observe.svg import drawn
+
+if TYPE_CHECKING:
+    from drl.align.probe import Alignment
 
 CURVES = (
     ("|Δ log-prob| between trainer and engine", ("log_prob_mean", "log_prob_max")),

@@ -12,6 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from drl.mathematics.packing import neighbours
+
 DIGEST_BYTES = 2**25
 """Bytes that are fetched together for a digest, a larger tensor whole: one piece is hashed while the next comes."""
 
@@ -56,28 +58,20 @@ def content_digests(tensors: Sequence[Tensor]) -> Iterator[bytes]:
     with ThreadPoolExecutor(min(os.cpu_count() or 1, HASHERS)) as pool:
         pending: list[Future[list[bytes]]] = []
         for piece in host_bytes(tensors):
-            hashing = [pool.submit(_hashed, part) for part in parts(piece, HASHERS)]
+            # a call for each tensor would cost more than its hash
+            share = sum(view.nbytes for view in piece) / HASHERS
+            parts = neighbours(piece, lambda view: view.nbytes, share)
+            hashing = [pool.submit(_hashed, part) for part in parts]
             for done in pending:
                 yield from done.result()
             pending = hashing
-            del piece, hashing  # the memory of a piece goes with it
+            del piece, parts, hashing  # the memory of a piece goes with it
         for done in pending:
             yield from done.result()
 
 
 def _hashed(views: Sequence[memoryview]) -> list[bytes]:
     return [sha256(view).digest() for view in views]
-
-
-def parts(views: Sequence[memoryview], count: int) -> Iterator[Sequence[memoryview]]:
-    """Yield neighbours together, in about so many parts of alike bytes: a call for each view would cost more."""
-    share = sum(view.nbytes for view in views) / count
-    begin, size = 0, 0
-    for number, view in enumerate(views):
-        size += view.nbytes
-        if size >= share or number == len(views) - 1:
-            yield views[begin : number + 1]
-            begin, size = number + 1, 0
 
 
 def host_bytes(tensors: Sequence[Tensor]) -> Iterator[list[memoryview]]:
@@ -94,20 +88,9 @@ def host_bytes(tensors: Sequence[Tensor]) -> Iterator[list[memoryview]]:
 
 def pieces(tensors: Iterable[Tensor], most: int) -> Iterator[list[Tensor]]:
     """Yield neighbours of one device and element size, up to so many bytes together."""
-    piece: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        alike = piece and (tensor.device, tensor.element_size()) == (
-            piece[0].device,
-            piece[0].element_size(),
-        )
-        if piece and (not alike or size + tensor.nbytes > most):
-            yield piece
-            piece, size = [], 0
-        piece.append(tensor)
-        size += tensor.nbytes
-    if piece:
-        yield piece
+    return neighbours(
+        tensors, lambda one: one.nbytes, most, lambda one: (one.device, one.element_size())
+    )
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:

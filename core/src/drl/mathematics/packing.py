@@ -1,4 +1,4 @@
-"""Filling buckets with whole units (rl-post-training reference 7.4)."""
+"""Filling buckets with whole units (rl-post-training reference 7.4), and putting alike neighbours together."""
 
 from __future__ import annotations
 
@@ -29,3 +29,24 @@ def pack_by_size(
         filled += size
     if bucket:
         yield bucket
+
+
+def neighbours(
+    items: Iterable[Unit],
+    size_of: Callable[[Unit], int],
+    most: float,
+    kind_of: Callable[[Unit], object] | None = None,
+) -> Iterator[list[Unit]]:
+    """Yield neighbours of one kind together, of size ``most`` at most; a larger item alone. None is left out."""
+    together: list[Unit] = []
+    size, kind = 0, None
+    for item in items:
+        its_kind = None if kind_of is None else kind_of(item)
+        if together and (its_kind != kind or size + size_of(item) > most):
+            yield together
+            together, size = [], 0
+        kind = its_kind
+        together.append(item)
+        size += size_of(item)
+    if together:
+        yield together

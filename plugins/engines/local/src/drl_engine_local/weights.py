@@ -20,6 +20,7 @@ from drl.mathematics.checksum import (
     tensors_digest,
     tensors_fingerprint,
 )
+from drl.mathematics.packing import neighbours
 from drl_engine_local.bucket import check_bucket
 from drl_engine_local.component import Component, Stage
 from drl_engine_local.fitting import check_adapters, check_dense, check_whole
@@ -216,21 +217,17 @@ def unlike(names: Sequence[str], held: Sequence[Tensor], sent: Sequence[Tensor])
     return list(compress(names, each))
 
 
-def _together(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Sequence[tuple[Tensor, Tensor]]]:
-    """Yield neighbours of the same dtypes and devices, few enough to take no more than a fingerprint does."""
-    begin, size = 0, 0
-    for number, pair in enumerate(pairs):
-        kinds = [(one.dtype, one.device) for one in pair]
-        alike = kinds == [(one.dtype, one.device) for one in pairs[begin]]
-        both = (
-            pair[0].nbytes + pair[1].nbytes
-        )  # copies of both, one of them cast, and a flag for each
-        if number > begin and (not alike or size + both > FINGERPRINT_BYTES // 2):
-            yield pairs[begin:number]
-            begin, size = number, 0
-        size += both
-    if pairs:
-        yield pairs[begin:]
+def _together(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Yield neighbours of the same dtypes and devices, few enough to take no more than a fingerprint does.
+
+    There are copies of both sides, one of them cast, and a flag for each element.
+    """
+    return neighbours(
+        pairs,
+        lambda pair: pair[0].nbytes + pair[1].nbytes,
+        FINGERPRINT_BYTES // 2,
+        lambda pair: [(one.dtype, one.device) for one in pair],
+    )
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -33,7 +33,7 @@ from limited import run_limited
 SD3 = ROOT / "recipes" / "sd3"
 PHASES = ("rollout", "train", "update_weights", "reward", "reward_wait", "unaccounted")
 """``reward`` is time beside the rollout, ``reward_wait`` a part of it."""
-MEMORY = ("rollout", "train")
+PLANNED = ("rollout", "train", "update_weights")
 STEP_FIGURES = ("mean", "max")
 SPEED = {
     "images/s": "perf/images_per_second",
@@ -237,8 +237,8 @@ def columns_of(rows: Sequence[Row]) -> list[list[str]]:
     tables = [
         ["iteration s", *(f"{phase} s" for phase in PHASES), "whole s"],
         list(SPEED),
-        [f"{phase} GiB" for phase in MEMORY],
-        [f"plan {phase} {unit} %" for phase in MEMORY for unit in ("s", "GiB")],
+        [f"{phase} GiB" for phase in PLANNED],
+        [f"plan {phase} {unit} %" for phase in PLANNED for unit in ("s", "GiB")],
         ["pairs", "mean", "max", "output max", "within", "align s"],
         *(list(dict.fromkeys(names)) for names in steps.values()),
         ["causes"],
@@ -256,8 +256,8 @@ def row_of(name: str, made: dict[str, Any]) -> Row:
     row: Row = {"case": name, "iteration s": made["step_seconds"]}
     row |= {f"{phase} s": seconds.get(phase) for phase in PHASES}
     row |= {title: speed.get(metric) for title, metric in SPEED.items()}
-    row |= {f"{phase} GiB": peaks.get(phase) for phase in MEMORY}
-    for phase in MEMORY:
+    row |= {f"{phase} GiB": peaks.get(phase) for phase in PLANNED}
+    for phase in PLANNED:
         row[f"plan {phase} s %"] = error_of(
             (planned.get("seconds") or {}).get(phase), seconds.get(phase)
         )

@@ -154,12 +154,12 @@ def test_a_model_that_is_none_of_diffusers_is_left_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ((10, 20), 2 * 4 * 30),
-        ((FINGERPRINT_BYTES, 10), 2 * FINGERPRINT_BYTES),
-        ((FINGERPRINT_BYTES // 4,) * 8, 2 * FINGERPRINT_BYTES),
+        ((10, 20), 4 * 4 * 30),
+        ((FINGERPRINT_BYTES, 10), 4 * FINGERPRINT_BYTES),
+        ((FINGERPRINT_BYTES // 4,) * 8, 4 * FINGERPRINT_BYTES),
     ],
 )
-def test_a_comparison_takes_a_piece_or_all_where_that_is_less(
+def test_a_comparison_takes_what_a_piece_does_or_all_where_that_is_less(
     sizes: tuple[int, ...], expected: int
 ) -> None:
     assert compared([torch.empty(size, device="meta") for size in sizes]) == expected

@@ -22,6 +22,7 @@ from drl.api import ConditionRecord, Conditions, Guidance, Streams
 from drl.catalog import Catalog
 from drl.config import load_recipe
 from drl.errors import OutOfMemory
+from drl.mathematics.checksum import tensors_fingerprint
 from drl.model.build import adapt
 from drl.model.compiled import Compilations, compile_blocks
 from drl.model.precision import store_frozen
@@ -129,6 +130,16 @@ def test_a_forward_holds_what_the_plan_says(cuda: str, found: Prediction, model:
             forward(found, model.eval(), 16, cuda)
 
     assert added(sample) == pytest.approx(found.anatomy.inference.at(16).peak, rel=LIMIT)
+
+
+def test_a_fingerprint_takes_what_the_plan_says(
+    cuda: str, found: Prediction, model: nn.Module
+) -> None:
+    state = model.state_dict()
+    taken = added(lambda: tensors_fingerprint(state, state.values()))
+    expected = found.anatomy.bytes.compared
+    record("MiB that a fingerprint takes", taken=taken / 2**20, plan=expected / 2**20)
+    assert taken == pytest.approx(expected, rel=LIMIT)
 
 
 @pytest.mark.parametrize(

@@ -277,8 +277,11 @@ def recompute(module: nn.Module, share: float, wrap: Sequence[str]) -> None:
 
 
 def compared(tensors: Sequence[Tensor]) -> int:
-    """Return the most bytes that a fingerprint takes: two copies of a piece; its sums are few."""
-    return 2 * min(size_of(tensors), FINGERPRINT_BYTES)
+    """Return the most bytes that a fingerprint takes.
+
+    A piece twice, and as much again where a GPU sums its columns (torch 2.11: parts of them, once a thread).
+    """
+    return 4 * min(size_of(tensors), FINGERPRINT_BYTES)
 
 
 def on_meta(shape: Sequence[int]) -> Tensor:

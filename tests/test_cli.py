@@ -229,12 +229,16 @@ def test_an_error_that_a_library_makes_of_an_interrupt_is_an_interrupt(
         except KeyboardInterrupt:
             raise OSError("weights.safetensors cannot be read") from None
 
-    before = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patched:
-        patched.setattr("drl_cli.main.cli.main", reading)
-        assert drl("plugins", "list") == (130, "", "interrupted\n")
-        patched.setattr(
-            "drl_cli.main.cli.main", lambda *_, **__: (_ for _ in ()).throw(OSError("no"))
-        )
-        assert drl("plugins", "list")[0] == 1
-    assert signal.getsignal(signal.SIGINT) is before
+    # a shell starts what runs in its background with the signal ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("drl_cli.main.cli.main", reading)
+            assert drl("plugins", "list") == (130, "", "interrupted\n")
+            patched.setattr(
+                "drl_cli.main.cli.main", lambda *_, **__: (_ for _ in ()).throw(OSError("no"))
+            )
+            assert drl("plugins", "list")[0] == 1
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -279,7 +279,7 @@ def recompute(module: nn.Module, share: float, wrap: Sequence[str]) -> None:
 def compared(tensors: Sequence[Tensor]) -> int:
     """Return the most bytes that a fingerprint takes.
 
-    A piece twice, and as much again where a GPU sums its columns (torch 2.11: parts of them, once a thread).
+    A piece twice, and as much again inside torch's sum along a dimension (2.11, on an H200).
     """
     return 4 * min(size_of(tensors), FINGERPRINT_BYTES)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -70,6 +71,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_videos_train_and_the_second_epoch_reads_only_the_cache(lab: Path, tmp_path: Path) -> None:
+    shutil.rmtree(lab / ".sft_cache", ignore_errors=True)  # of tests before this one
     run_here(lab / "video.toml", tmp_path / "run")
     rows = metric_rows(tmp_path / "run")
     assert [row["rollout/sft_cache_miss"] for row in rows] == [3, 0, 0, 0]
